@@ -1,0 +1,3 @@
+//! All decisions of both roles, without I/O.
+#![no_std]
+extern crate alloc;

@@ -1,0 +1,1 @@
+//! Simulator, rigs, embedded Kubernetes.
