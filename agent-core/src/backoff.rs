@@ -1,0 +1,1 @@
+//! Waiting times between attempts.

@@ -1,0 +1,1 @@
+//! Checksums of objects and of the list of tracked objects.

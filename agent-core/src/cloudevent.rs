@@ -1,0 +1,1 @@
+//! CloudEvents on the wire.

@@ -1,0 +1,1 @@
+//! The machine: slots, outbox, and the verbs that change them.

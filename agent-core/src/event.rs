@@ -1,0 +1,1 @@
+//! Targets, types, ids and the bodies of control events.

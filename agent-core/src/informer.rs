@@ -1,0 +1,1 @@
+//! List and watch as a machine over abstract responses.

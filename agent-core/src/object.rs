@@ -1,0 +1,1 @@
+//! A borrowing view over a Kubernetes object.

@@ -1,0 +1,1 @@
+//! Who the peer is and what it can do.

@@ -1,0 +1,1 @@
+//! When to dial, how to authenticate, what a failure means.

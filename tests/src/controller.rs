@@ -1,0 +1,1 @@
+//! A stand-in for Argo CD's application controller.

@@ -1,0 +1,1 @@
+//! The journey that `cargo demo` shows.

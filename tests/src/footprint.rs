@@ -1,0 +1,1 @@
+//! Bytes, memory and threads of an agent.

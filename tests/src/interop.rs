@@ -1,0 +1,1 @@
+//! The scenario table against foreign peers.

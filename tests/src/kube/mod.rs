@@ -1,0 +1,1 @@
+//! Embedded Kubernetes: one store with two faces.

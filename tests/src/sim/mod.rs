@@ -1,0 +1,1 @@
+//! Seeded simulation in virtual time.

@@ -1,0 +1,1 @@
+//! Hub-to-edge time.
