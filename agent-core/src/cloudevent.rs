@@ -1,1 +1,509 @@
-//! CloudEvents on the wire.
+//! CloudEvents on the wire (docs/protocol.md, "CloudEvent attributes").
+//!
+//! Reads and writes one `eventstreamapi.Event` message: a wrapper around one `io.cloudevents.v1.CloudEvent`.
+//! Written by hand over the protobuf wire format, because a view must borrow, an acknowledgement must copy
+//! attributes of kinds it does not understand, and the empty payload must be written out.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::event::{EventType, Target, Type};
+
+/// Why a message is not an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DecodeError {
+    /// Not a protobuf message of this shape.
+    Malformed(&'static str),
+    /// An attribute without a value, or with one that the reference cannot convert either.
+    Attribute(&'static str),
+    /// More or larger attributes than any peer has reason to send.
+    TooLarge(&'static str),
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(what) => write!(f, "malformed event message: {what}"),
+            Self::Attribute(what) => write!(f, "unusable event attribute: {what}"),
+            Self::TooLarge(what) => write!(f, "event over the limits: {what}"),
+        }
+    }
+}
+
+impl core::error::Error for DecodeError {}
+
+/// Why an event has no readable payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PayloadError {
+    /// `text_data`: the reference takes it for a JSON string, which no payload is.
+    TextData,
+    /// A content type that is not JSON.
+    ContentType,
+}
+
+impl fmt::Display for PayloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TextData => "the payload is text_data, not binary_data",
+            Self::ContentType => "the payload's content type is not application/json",
+        })
+    }
+}
+
+impl core::error::Error for PayloadError {}
+
+/// One received event. Attributes that are absent or of another kind than the protocol's read as empty.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EventView<'a> {
+    /// `source`.
+    pub source: &'a str,
+    /// `type`.
+    pub r#type: &'a str,
+    /// Attribute `dataschema`, as `ce_uri` only.
+    pub dataschema: &'a str,
+    /// Attribute `datacontenttype`.
+    pub content_type: &'a str,
+    /// Attribute `subject`.
+    pub subject: &'a str,
+    /// Extension `eventid`.
+    pub event_id: &'a str,
+    /// Extension `resourceid`.
+    pub resource_id: &'a str,
+    /// Extension `sentat`.
+    pub sent_at: &'a str,
+    /// Extension `principaluid`.
+    pub principal_uid: &'a str,
+    /// The payload's bytes, whatever they are: see [`EventView::payload`].
+    pub data: &'a [u8],
+    text_data: bool,
+    /// Extensions by name, with the encoded `CloudEventAttributeValue`.
+    extensions: Vec<(&'a str, &'a [u8])>,
+}
+
+impl<'a> EventView<'a> {
+    /// Reads one message.
+    pub fn decode(message: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut raw = RawEvent::default();
+        let mut fields = Fields { rest: message };
+        while let Some(field) = fields.next()? {
+            // Repeated parts of one message merge.
+            if let (1, Value::Bytes(event)) = field {
+                raw.merge(event)?;
+            }
+        }
+        raw.into_view()
+    }
+
+    /// What the event is about; `None` for a word that we do not know.
+    pub fn target(&self) -> Option<Target> {
+        Target::parse(self.dataschema)
+    }
+
+    /// The event's type.
+    pub fn event_type(&self) -> EventType<'a> {
+        EventType::parse(self.r#type)
+    }
+
+    /// Whether this is an acknowledgement.
+    pub fn is_ack(&self) -> bool {
+        self.target() == Some(Target::EventProcessed)
+    }
+
+    /// The payload if it can be JSON. Empty where the event has none.
+    pub fn payload(&self) -> Result<&'a [u8], PayloadError> {
+        if self.text_data {
+            Err(PayloadError::TextData)
+        } else if self.data.is_empty() || matches!(self.content_type, "" | "application/json" | "text/json") {
+            Ok(self.data)
+        } else {
+            Err(PayloadError::ContentType)
+        }
+    }
+
+    /// Names of the extensions in the order of an acknowledgement.
+    pub fn extension_names(&self) -> impl Iterator<Item = &'a str> + '_ {
+        self.extensions.iter().map(|(name, _)| *name)
+    }
+
+    /// The message that acknowledges this event: all extensions copied, no content type, an empty payload.
+    pub fn ack(&self, source: &str) -> Vec<u8> {
+        let schema = Attribute { name: DATASCHEMA, value: Text::Uri(Target::EventProcessed.as_str()) };
+        let mut attributes: Vec<Entry<'_>> = Vec::with_capacity(self.extensions.len() + 1);
+        attributes.push(Entry::Own(schema));
+        attributes.extend(self.extensions.iter().map(|(name, value)| Entry::Copied { name, value }));
+        attributes.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+        let mut out = Vec::new();
+        write_event(&mut out, source, Type::Processed.as_str(), &attributes, b"");
+        out
+    }
+}
+
+/// One event to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct EventWriter<'a> {
+    /// `source`; [`AGENT_SOURCE`] or empty.
+    pub source: &'a str,
+    /// `type`.
+    pub r#type: &'a str,
+    /// Attribute `dataschema`.
+    pub target: Target,
+    /// Namespace and name for the attribute `subject`, on events about objects.
+    pub subject: Option<(&'a str, &'a str)>,
+    /// Extension `eventid`.
+    pub event_id: &'a str,
+    /// Extension `resourceid`.
+    pub resource_id: &'a str,
+    /// Extension `sentat`.
+    pub sent_at: Option<&'a str>,
+    /// Extension `principaluid`.
+    pub principal_uid: Option<&'a str>,
+    /// The payload, JSON; empty for none.
+    pub data: &'a [u8],
+}
+
+impl EventWriter<'_> {
+    /// Appends the message. Attributes are in the order of their names.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let subject = self.subject.map(|(namespace, name)| [namespace, "/", name].concat());
+        let text = |name, value| Attribute { name, value: Text::String(value) };
+        let schema = Attribute { name: DATASCHEMA, value: Text::Uri(self.target.as_str()) };
+        let attributes: [Option<Attribute<'_>>; 7] = [
+            (!self.data.is_empty()).then(|| text(DATACONTENTTYPE, "application/json")),
+            Some(schema),
+            Some(text(EVENTID, self.event_id)),
+            self.principal_uid.map(|uid| text(PRINCIPALUID, uid)),
+            Some(text(RESOURCEID, self.resource_id)),
+            self.sent_at.map(|time| text(SENTAT, time)),
+            subject.as_deref().map(|subject| text(SUBJECT, subject)),
+        ];
+        let entries: Vec<Entry<'_>> = attributes.into_iter().flatten().map(Entry::Own).collect();
+        write_event(out, self.source, self.r#type, &entries, self.data);
+    }
+}
+
+/// `source` of everything that an agent sends, in both modes.
+pub const AGENT_SOURCE: &str = "agent://agent-managed";
+
+/// Most attributes of one event.
+pub const MAX_ATTRIBUTES: usize = 64;
+
+/// Longest attribute name or encoded value, and longest `source` and `type`. Ids hold an object's name (253) and
+/// two short numbers; a W3C `tracestate` may have 512 and often more.
+pub const MAX_ATTRIBUTE_BYTES: usize = 4096;
+
+#[derive(Default)]
+struct RawEvent<'a> {
+    source: &'a str,
+    r#type: &'a str,
+    attributes: Vec<(&'a str, AttributeValue<'a>)>,
+    data: &'a [u8],
+    text_data: bool,
+}
+
+impl<'a> RawEvent<'a> {
+    fn merge(&mut self, event: &'a [u8]) -> Result<(), DecodeError> {
+        let mut fields = Fields { rest: event };
+        while let Some((number, value)) = fields.next()? {
+            let Value::Bytes(bytes) = value else { continue };
+            match number {
+                1 | 3 => {
+                    // `id` is empty and `spec_version` 1.0; the reference reads others as if they were.
+                    text(bytes)?;
+                }
+                2 => self.source = short(text(bytes)?)?,
+                4 => self.r#type = short(text(bytes)?)?,
+                5 => self.attribute(bytes)?,
+                6 => (self.data, self.text_data) = (bytes, false),
+                7 => {
+                    text(bytes)?;
+                    (self.data, self.text_data) = (bytes, true);
+                }
+                8 => {
+                    // google.protobuf.Any: the value is field 2.
+                    (self.data, self.text_data) = (b"", false);
+                    let mut any = Fields { rest: bytes };
+                    while let Some(field) = any.next()? {
+                        if let (2, Value::Bytes(bytes)) = field {
+                            self.data = bytes;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn attribute(&mut self, entry: &'a [u8]) -> Result<(), DecodeError> {
+        let mut name = "";
+        let mut value = AttributeValue::default();
+        let mut fields = Fields { rest: entry };
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Bytes(bytes)) => name = text(bytes)?,
+                (2, Value::Bytes(bytes)) => value.read(bytes)?,
+                _ => {}
+            }
+        }
+        if name.len() > MAX_ATTRIBUTE_BYTES {
+            return Err(DecodeError::TooLarge("attribute name"));
+        }
+        // Of equal names the last one counts.
+        if let Some(known) = self.attributes.iter_mut().find(|(known, _)| *known == name) {
+            known.1 = value;
+        } else if self.attributes.len() == MAX_ATTRIBUTES {
+            return Err(DecodeError::TooLarge("number of attributes"));
+        } else {
+            self.attributes.push((name, value));
+        }
+        Ok(())
+    }
+
+    fn into_view(self) -> Result<EventView<'a>, DecodeError> {
+        let mut view = EventView {
+            source: self.source,
+            r#type: self.r#type,
+            data: self.data,
+            text_data: self.text_data,
+            ..EventView::default()
+        };
+        for (name, value) in self.attributes {
+            let string = match value.kind {
+                None => return Err(DecodeError::Attribute("no value is set")),
+                Some(Kind::String(text)) => text,
+                Some(Kind::Uri(_) | Kind::Other) => "",
+            };
+            match name {
+                DATASCHEMA => {
+                    if let Some(Kind::Uri(uri)) = value.kind {
+                        view.dataschema = uri;
+                    }
+                    continue;
+                }
+                DATACONTENTTYPE => {
+                    view.content_type = string;
+                    continue;
+                }
+                SUBJECT => {
+                    view.subject = string;
+                    continue;
+                }
+                "time" => continue,
+                EVENTID => view.event_id = string,
+                RESOURCEID => view.resource_id = string,
+                SENTAT => view.sent_at = string,
+                PRINCIPALUID => view.principal_uid = string,
+                _ => {}
+            }
+            view.extensions.push((name, value.encoded));
+        }
+        view.extensions.sort_unstable();
+        Ok(view)
+    }
+}
+
+/// A `CloudEventAttributeValue`.
+#[derive(Clone, Copy, Default)]
+struct AttributeValue<'a> {
+    kind: Option<Kind<'a>>,
+    encoded: &'a [u8],
+}
+
+#[derive(Clone, Copy)]
+enum Kind<'a> {
+    String(&'a str),
+    Uri(&'a str),
+    Other,
+}
+
+impl<'a> AttributeValue<'a> {
+    fn read(&mut self, encoded: &'a [u8]) -> Result<(), DecodeError> {
+        if encoded.len() > MAX_ATTRIBUTE_BYTES {
+            return Err(DecodeError::TooLarge("attribute value"));
+        }
+        let mut fields = Fields { rest: encoded };
+        let mut kind = None;
+        while let Some(field) = fields.next()? {
+            kind = match field {
+                (3, Value::Bytes(bytes)) => Some(Kind::String(text(bytes)?)),
+                (5, Value::Bytes(bytes)) => Some(Kind::Uri(text(bytes)?)),
+                (6, Value::Bytes(bytes)) => text(bytes).map(|_| Some(Kind::Other))?,
+                (1 | 2, Value::Varint) | (4 | 7, Value::Bytes(_)) => Some(Kind::Other),
+                _ => kind,
+            };
+        }
+        // A later part without a value leaves the earlier one.
+        if kind.is_some() {
+            (self.kind, self.encoded) = (kind, encoded);
+        }
+        Ok(())
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<&str, DecodeError> {
+    core::str::from_utf8(bytes).map_err(|_| DecodeError::Malformed("text that is not UTF-8"))
+}
+
+fn short(text: &str) -> Result<&str, DecodeError> {
+    if text.len() > MAX_ATTRIBUTE_BYTES { Err(DecodeError::TooLarge("source or type")) } else { Ok(text) }
+}
+
+/// The fields of one protobuf message.
+struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+enum Value<'a> {
+    Varint,
+    Fixed,
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Fields<'a> {
+    fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, DecodeError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let key = self.varint()?;
+        let number = u32::try_from(key >> 3).map_err(|_| DecodeError::Malformed("field number"))?;
+        if number == 0 {
+            return Err(DecodeError::Malformed("field number"));
+        }
+        let value = match key & 7 {
+            0 => {
+                self.varint()?;
+                Value::Varint
+            }
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let length = self.varint()?;
+                let length = usize::try_from(length).map_err(|_| DecodeError::Malformed("length"))?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            // Groups are not part of proto3.
+            _ => return Err(DecodeError::Malformed("wire type")),
+        };
+        Ok(Some((number, value)))
+    }
+
+    fn varint(&mut self) -> Result<u64, DecodeError> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.rest.split_first().ok_or(DecodeError::Malformed("truncated"))?;
+            self.rest = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(DecodeError::Malformed("varint"))
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
+        let (taken, rest) = self.rest.split_at_checked(length).ok_or(DecodeError::Malformed("truncated"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+}
+
+struct Attribute<'a> {
+    name: &'static str,
+    value: Text<'a>,
+}
+
+enum Text<'a> {
+    String(&'a str),
+    Uri(&'a str),
+}
+
+enum Entry<'a> {
+    Own(Attribute<'a>),
+    Copied { name: &'a str, value: &'a [u8] },
+}
+
+impl Entry<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Self::Own(attribute) => attribute.name,
+            Self::Copied { name, .. } => name,
+        }
+    }
+
+    fn value_length(&self) -> usize {
+        match self {
+            Self::Own(Attribute { value: Text::String(text) | Text::Uri(text), .. }) => {
+                field_length(text.len())
+            }
+            Self::Copied { value, .. } => value.len(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        field_length(self.name().len()) + field_length(self.value_length())
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        put_header(out, 5, self.length());
+        put(out, 1, self.name().as_bytes());
+        put_header(out, 2, self.value_length());
+        match self {
+            Self::Own(Attribute { value: Text::String(text), .. }) => put(out, 3, text.as_bytes()),
+            Self::Own(Attribute { value: Text::Uri(text), .. }) => put(out, 5, text.as_bytes()),
+            Self::Copied { value, .. } => out.extend_from_slice(value),
+        }
+    }
+}
+
+fn write_event(out: &mut Vec<u8>, source: &str, r#type: &str, attributes: &[Entry<'_>], data: &[u8]) {
+    let optional = |text: &str| if text.is_empty() { 0 } else { field_length(text.len()) };
+    let length = optional(source)
+        + field_length(SPEC_VERSION.len())
+        + optional(r#type)
+        + attributes.iter().map(|entry| field_length(entry.length())).sum::<usize>()
+        + field_length(data.len());
+    out.reserve(field_length(length));
+    put_header(out, 1, length);
+    if !source.is_empty() {
+        put(out, 2, source.as_bytes());
+    }
+    put(out, 3, SPEC_VERSION.as_bytes());
+    if !r#type.is_empty() {
+        put(out, 4, r#type.as_bytes());
+    }
+    for entry in attributes {
+        entry.write(out);
+    }
+    // Written out also when empty: a receiver tells "no payload" from "no data field".
+    put(out, 6, data);
+}
+
+/// Length of a field with a one-byte key and `length` bytes of content.
+fn field_length(length: usize) -> usize {
+    let bits = usize::BITS - (length | 1).leading_zeros();
+    1 + bits.div_ceil(7) as usize + length
+}
+
+fn put(out: &mut Vec<u8>, number: u8, bytes: &[u8]) {
+    put_header(out, number, bytes.len());
+    out.extend_from_slice(bytes);
+}
+
+fn put_header(out: &mut Vec<u8>, number: u8, length: usize) {
+    out.push(number << 3 | 2);
+    let mut rest = length;
+    while rest >= 0x80 {
+        out.push((rest & 0x7f) as u8 | 0x80);
+        rest >>= 7;
+    }
+    out.push(rest as u8);
+}
+
+const SPEC_VERSION: &str = "1.0";
+const DATACONTENTTYPE: &str = "datacontenttype";
+const DATASCHEMA: &str = "dataschema";
+const SUBJECT: &str = "subject";
+const EVENTID: &str = "eventid";
+const PRINCIPALUID: &str = "principaluid";
+const RESOURCEID: &str = "resourceid";
+const SENTAT: &str = "sentat";
