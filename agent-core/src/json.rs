@@ -35,8 +35,11 @@ pub fn value(text: &[u8]) -> Result<&[u8], Error> {
     Ok(value)
 }
 
+/// A key and its raw value.
+pub type Member<'a> = (Cow<'a, str>, &'a [u8]);
+
 /// The members of `object` in document order. Equal keys are all listed: the last one counts.
-pub fn members(object: &[u8]) -> Result<Vec<(Cow<'_, str>, &[u8])>, Error> {
+pub fn members(object: &[u8]) -> Result<Vec<Member<'_>>, Error> {
     let mut list = Vec::new();
     visit_members(object, &mut |key, value| list.push((key, value)))?;
     Ok(list)
@@ -576,10 +579,10 @@ fn put(
 /// The text of a checked string literal. Lone surrogates and invalid UTF-8 become U+FFFD, one per byte.
 fn decode(literal: &[u8]) -> Cow<'_, str> {
     let inner = literal.get(1..literal.len().saturating_sub(1)).unwrap_or_default();
-    if !inner.contains(&b'\\') {
-        if let Ok(text) = core::str::from_utf8(inner) {
-            return Cow::Borrowed(text);
-        }
+    if !inner.contains(&b'\\')
+        && let Ok(text) = core::str::from_utf8(inner)
+    {
+        return Cow::Borrowed(text);
     }
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
