@@ -1,1 +1,5 @@
-fn main() {}
+//! `argocd-agentctl`, the command line tool for set-up.
+
+fn main() -> std::process::ExitCode {
+    principal::ctl::main()
+}

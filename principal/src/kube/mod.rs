@@ -1,0 +1,3 @@
+//! Everything that speaks to the Kubernetes API.
+
+pub mod client;
