@@ -20,3 +20,4 @@ pub mod rand;
 pub mod request;
 pub mod session;
 pub mod time;
+pub mod transform;

@@ -1,0 +1,267 @@
+//! The principal's role for one managed agent: the hub's objects are told, the site's status is taken in.
+
+use alloc::boxed::Box;
+
+use super::outbox::{Gone, Stage, Want};
+use super::slot::{
+    Applies, Asked, Compare, FromPeer, Observed, Phase, Present, Purpose, SlotId, StatusWord, Word,
+};
+use super::{Core, Note, Step, take_asked};
+use crate::checksum::{fingerprint, spec_checksum};
+use crate::object::ObjectView;
+use crate::request::{Key, Verb};
+use crate::transform::{HubCopy, Patch, error_status, status_patch};
+
+/// The parts of a status update that reach the hub's object.
+pub(super) struct StatusParts<'a> {
+    pub(super) status: Option<&'a [u8]>,
+    pub(super) operation: Option<&'a [u8]>,
+    pub(super) refresh: Option<&'a str>,
+    pub(super) source_uid: Box<str>,
+}
+
+impl StatusParts<'_> {
+    pub(super) fn into_word(self) -> Word {
+        Word::Status(Box::new(StatusWord {
+            status: self.status.map(<[u8]>::to_vec),
+            operation: self.operation.map(<[u8]>::to_vec),
+            refresh: self.refresh.map(Into::into),
+            source_uid: self.source_uid,
+        }))
+    }
+}
+
+impl Core {
+    pub(super) fn hub_changed(
+        &mut self,
+        id: SlotId,
+        before: Option<Present>,
+        view: &ObjectView<'_>,
+        own_write: bool,
+    ) {
+        let slot = self.slot(id);
+        let Some(present) = slot.observed.present().cloned() else { return };
+        let before = before.filter(|before| before.uid == present.uid);
+        if slot.out.wants.has(Want::Gone) && slot.out.gone.as_ref().is_none_or(|gone| gone.uid != present.uid)
+        {
+            // It exists again: what exists now is the latest word about the name.
+            slot.out.wants.remove(Want::Gone);
+            slot.out.gone = None;
+        }
+        let from_peer = &mut slot.from_peer;
+        if own_write {
+            if slot.out.operation.is_none() {
+                from_peer.operation = present.operation;
+            }
+            if !slot.out.refresh {
+                from_peer.refresh = present.refresh;
+            }
+            from_peer.terminating = present.phase == Phase::Terminating;
+        }
+        if present.operation == 0 {
+            from_peer.operation = 0;
+        }
+        if present.refresh == 0 {
+            from_peer.refresh = 0;
+        }
+        if present.phase != Phase::Terminating {
+            from_peer.terminating = false;
+        }
+        let from_peer = *from_peer;
+        if !own_write {
+            let was = before.as_ref();
+            if present.operation != 0
+                && present.operation != from_peer.operation
+                && was.is_none_or(|was| was.operation != present.operation)
+                && let Some(operation) = view.operation
+            {
+                slot.out.operation = Some(operation.into());
+                self.want(id, Want::Operation);
+            }
+            if present.refresh != 0
+                && present.refresh != from_peer.refresh
+                && was.is_none_or(|was| was.refresh != present.refresh)
+            {
+                self.slot(id).out.refresh = true;
+                self.want(id, Want::Exists);
+            }
+            if present.phase == Phase::Terminating
+                && !from_peer.terminating
+                && was.is_none_or(|was| was.phase != Phase::Terminating)
+            {
+                self.want(id, Want::Terminate);
+            }
+        }
+        self.level_check(id);
+    }
+
+    pub(super) fn hub_gone(
+        &mut self,
+        id: SlotId,
+        before: Option<Present>,
+        last: Option<(&ObjectView<'_>, &[u8])>,
+        version: Option<Box<str>>,
+    ) {
+        self.unwant(id, &[Want::Exists, Want::Operation, Want::Terminate, Want::Report]);
+        let slot = self.slot(id);
+        slot.from_peer = FromPeer::default();
+        slot.out.operation = None;
+        slot.out.refresh = false;
+        slot.out.unconfirmed = false;
+        if let Some(compare) = slot.compare.take() {
+            // The site has, or asks for, something that does not exist here.
+            slot.out.gone = Some(Box::new(Gone {
+                uid: compare.uid,
+                resource_version: Box::default(),
+                source_uid: None,
+                synthetic: true,
+            }));
+            self.want(id, Want::Gone);
+            return;
+        }
+        let slot = self.slot(id);
+        let version = version
+            .or_else(|| before.map(|before| before.resource_version))
+            .or_else(|| last.map(|(view, _)| Box::from(&*view.resource_version)))
+            .unwrap_or_default();
+        if matches!(&slot.out.stage, Stage::Sent(flight) if flight.want == Want::Gone) {
+            return;
+        }
+        if slot.out.gone.as_ref().is_none_or(|gone| !gone.synthetic) {
+            self.tell_gone(id, &version, None);
+        }
+    }
+
+    /// The agent says what it has; the next read tells whether it is what we have.
+    pub(super) fn update_requested(
+        &mut self,
+        now: crate::time::Instant,
+        key: &Key,
+        uid: &str,
+        checksum: Option<&[u8]>,
+    ) {
+        let id = self.slot_id(key);
+        let slot = self.slot(id);
+        slot.compare = Some(Box::new(Compare { uid: uid.into(), checksum: checksum.map(<[u8]>::to_vec) }));
+        slot.must_read = true;
+        self.act(now, id, None);
+    }
+
+    /// Settles a comparison with the object at hand.
+    pub(super) fn compare(&mut self, id: SlotId, bytes: &[u8]) {
+        let slot = self.slot(id);
+        let Some(compare) = slot.compare.take() else { return };
+        let Some(present) = slot.observed.present() else { return };
+        let equal = compare.uid == present.uid
+            && spec_checksum(slot.key.kind, bytes)
+                .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
+        if !equal {
+            slot.out.acked = 0;
+            self.level_check(id);
+        }
+    }
+
+    pub(super) fn next_on_hub(&mut self, _now: crate::time::Instant, id: SlotId) -> Step {
+        let agent = self.config.agent.clone();
+        let slot = self.slot(id);
+        let Some(Asked { what, serial, .. }) = &slot.word else { return Step::Idle };
+        let serial = *serial;
+        let present = match &slot.observed {
+            Observed::Unknown => return Step::Read,
+            Observed::Absent => {
+                return match what {
+                    Word::SiteGone { .. } => self.hub_done(id, None),
+                    _ => self.hub_done(id, Some("there is no such Application on the hub")),
+                };
+            }
+            Observed::Present(present) => present,
+        };
+        let keep_operation = slot.out.operation.is_some();
+        let keep_refresh = slot.out.refresh;
+        let hub = HubCopy {
+            resource_version: &present.resource_version,
+            has_status: present.has_status,
+            has_operation: present.operation != 0,
+            has_annotations: present.has_annotations,
+            has_refresh: present.refresh != 0,
+        };
+        let patch = match what {
+            Word::Status(word) => {
+                if !word.source_uid.is_empty() && word.source_uid != present.uid {
+                    return self.hub_done(id, Some("the status is of a former Application of that name"));
+                }
+                let print = |bytes: Option<&[u8]>| bytes.map_or(0, fingerprint);
+                let refresh = print(word.refresh.as_deref().map(str::as_bytes));
+                let same = print(word.status.as_deref()) == present.status
+                    && (keep_operation || print(word.operation.as_deref()) == present.operation)
+                    && (keep_refresh || (refresh != 0) == (present.refresh != 0));
+                if word.source_uid == present.uid {
+                    slot.out.unconfirmed = false;
+                }
+                if same {
+                    return self.hub_done(id, None);
+                }
+                // An echo may arrive before the answer, or instead of it.
+                if !keep_operation {
+                    slot.from_peer.operation = print(word.operation.as_deref());
+                }
+                if !keep_refresh {
+                    slot.from_peer.refresh = refresh;
+                }
+                status_patch(
+                    hub,
+                    word.status.as_deref(),
+                    word.operation.as_deref(),
+                    word.refresh.as_deref(),
+                    keep_operation,
+                    keep_refresh,
+                )
+            }
+            Word::Error { message } => {
+                let status = error_status(&agent, message);
+                status_patch(hub, Some(&status), None, None, keep_operation, keep_refresh)
+            }
+            Word::SiteGone { source_uid } => {
+                if !source_uid.is_empty() && *source_uid != present.uid {
+                    return self.hub_done(id, Some("the deletion is of a former Application of that name"));
+                }
+                if !present.deleting {
+                    // It ended on the site without our word: tell it again.
+                    slot.out.acked = 0;
+                    let step = self.hub_done(id, Some("deleted on the site, not on the hub"));
+                    self.level_check(id);
+                    return step;
+                }
+                if !present.has_finalizers {
+                    return self.hub_done(id, None);
+                }
+                let mut patch = Patch::new(&present.resource_version);
+                patch.remove("/metadata/finalizers");
+                patch.finish_always()
+            }
+            Word::Exists(_) | Word::Gone(_) => return self.hub_done(id, None),
+        };
+        self.slot(id).applying = serial;
+        Step::Write(Purpose::Write(Applies::Word), Verb::JsonPatch(patch))
+    }
+
+    fn hub_done(&mut self, id: SlotId, reason: Option<&'static str>) -> Step {
+        let slot = self.slot(id);
+        let key = slot.key.clone();
+        slot.failures = 0;
+        let ack = take_asked(&mut slot.word);
+        self.give(ack);
+        if let Some(reason) = reason {
+            self.note(Note::NotApplied { key, reason });
+        }
+        Step::Idle
+    }
+
+    pub(super) fn hub_written(&mut self, id: SlotId, _purpose: Purpose) {
+        let slot = self.slot(id);
+        if slot.word.as_ref().is_some_and(|asked| asked.serial == slot.applying) {
+            let ack = take_asked(&mut slot.word);
+            self.give(ack);
+        }
+    }
+}

@@ -1,0 +1,725 @@
+//! The agent's role on a managed site: the hub's word is carried out, local drift is reverted, status is told.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::outbox::Want;
+use super::slot::{Applies, Exists, GoneWord, Observed, Phase, Present, Purpose, Reference, SlotId, Word};
+use super::{AdoptionPolicy, Core, MismatchPolicy, Note, Step, take_asked};
+use crate::checksum::{fingerprint, value_fingerprint};
+use crate::object::{self, ObjectView};
+use crate::request::Verb;
+use crate::time::Instant;
+use crate::transform::{
+    CONFIRM_DELETE, Patch, Stamp, TERMINATING, create_body, recreate_body, site_spec, tombstone, update_patch,
+};
+
+/// How an incoming object and the local one of the same name belong together (docs/core.md, "Identity").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Identity {
+    /// The copy came from this very object.
+    Same,
+    /// Another principal, or one that says less: same object, new stamps, in place.
+    Restamp,
+    /// Local object without a source; a `create` may adopt it.
+    Adoptable,
+    /// Local object without a source; only a `create` may touch it.
+    Foreign,
+    /// The copy came from a former object of that name.
+    Mismatch,
+}
+
+/// First match wins; the order is part of the contract.
+pub(super) fn identity(
+    is_create: bool,
+    incoming: (&str, &str),
+    local_source: Option<&str>,
+    local_principal: Option<&str>,
+) -> Identity {
+    let (source_uid, principal_uid) = incoming;
+    let Some(local_source) = local_source else {
+        return if is_create { Identity::Adoptable } else { Identity::Foreign };
+    };
+    match local_principal {
+        Some(local) if !principal_uid.is_empty() && local != principal_uid => Identity::Restamp,
+        _ if source_uid.is_empty() => Identity::Restamp,
+        _ if source_uid == local_source => Identity::Same,
+        None if !principal_uid.is_empty() => Identity::Restamp,
+        _ => Identity::Mismatch,
+    }
+}
+
+/// What to do with a word about existence, decided before anything is built.
+enum Plan {
+    Done,
+    NotApplied(&'static str),
+    /// Leave it alone and tell the hub why.
+    Refuse(&'static str),
+    Wait,
+    Update {
+        source_uid: Box<str>,
+        principal_uid: Box<str>,
+    },
+    Delete,
+    Hold,
+}
+
+impl Core {
+    pub(super) fn site_changed(
+        &mut self,
+        _now: Instant,
+        id: SlotId,
+        before: Option<Present>,
+        view: &ObjectView<'_>,
+        own_write: bool,
+    ) {
+        let slot = self.slot(id);
+        let Some(present) = slot.observed.present() else { return };
+        if present.ignored {
+            // Somebody took it out of our hands with the label.
+            slot.reference = None;
+            slot.recreate = None;
+            return;
+        }
+        let Some(source_uid) = present.source_uid.clone() else { return };
+        if slot.reference.is_none() {
+            // Until the hub speaks, what stands on the site is the reference.
+            let principal_uid = present.principal_uid.clone().unwrap_or_default();
+            let spec: Box<[u8]> = view.spec.unwrap_or(b"{}").into();
+            slot.reference = Some(Reference {
+                print: fingerprint(&spec),
+                spec,
+                asked: 0,
+                source_uid: source_uid.clone(),
+                principal_uid,
+            });
+        }
+        if before.is_none()
+            && !own_write
+            && present.deleting
+            && slot.expected_gone.as_ref() != Some(&present.uid)
+        {
+            slot.unknown_deletion = true;
+        }
+        if let Some(asked) = &mut slot.word
+            && let Word::Gone(gone) = &mut asked.what
+            && asked.refused
+            && view.annotation(CONFIRM_DELETE).is_some_and(|value| *value == *source_uid)
+        {
+            gone.admitted = true;
+            asked.refused = false;
+        }
+        slot.recreate = None;
+        self.level_check(id);
+    }
+
+    pub(super) fn site_gone(
+        &mut self,
+        _now: Instant,
+        id: SlotId,
+        before: Option<Present>,
+        last: Option<(&ObjectView<'_>, &[u8])>,
+        version: Option<Box<str>>,
+    ) {
+        self.unwant(id, &[Want::Status]);
+        let slot = self.slot(id);
+        slot.out.acked = 0;
+        let reference = slot.reference.take();
+        let unknown_deletion = core::mem::take(&mut slot.unknown_deletion);
+        let Some(before) = before else { return };
+        let version = version.unwrap_or_else(|| before.resource_version.clone());
+        let was_expected = slot.expected_gone.as_ref() == Some(&before.uid);
+        if was_expected {
+            slot.expected_gone = None;
+            if core::mem::take(&mut slot.report_end) {
+                slot.out.known_as = Vec::from([before.uid.clone()]);
+                self.tell_gone(id, &version, before.source_uid.as_deref());
+            }
+            return;
+        }
+        let Some(reference) = reference else { return };
+        if slot.word.as_ref().is_some_and(|asked| !asked.refused) {
+            // The hub's pending word decides what comes next.
+            return;
+        }
+        if unknown_deletion {
+            // Asked for before we started, by the hub or by somebody here: the hub knows.
+            slot.out.verify_blind = true;
+            self.want(id, Want::Verify);
+            return;
+        }
+        let last = match last {
+            Some((_, bytes)) => bytes.to_vec(),
+            None => tombstone(&slot.key.namespace, &slot.key.name, &before.uid, Some(&reference.source_uid)),
+        };
+        slot.recreate = Some(last);
+        slot.reference = Some(reference);
+    }
+
+    pub(super) fn next_on_site(&mut self, _now: Instant, id: SlotId, view: Option<&ObjectView<'_>>) -> Step {
+        let slot = self.slot(id);
+        if slot
+            .word
+            .as_ref()
+            .is_some_and(|asked| !asked.refused || slot.failures > 0 && !is_held(&asked.what))
+        {
+            match self.next_for_word(id, view) {
+                Step::Idle if self.slot(id).word.as_ref().is_some_and(|asked| !asked.refused) => {
+                    return Step::Idle;
+                }
+                Step::Idle => {}
+                step => return step,
+            }
+        }
+        if let Some(step) = self.next_for_operation(id) {
+            return step;
+        }
+        if let Some(step) = self.next_for_terminate(id) {
+            return step;
+        }
+        self.next_for_drift(id)
+    }
+
+    fn next_for_word(&mut self, id: SlotId, view: Option<&ObjectView<'_>>) -> Step {
+        let on_site = match &self.slot(id).observed {
+            Observed::Unknown => return Step::Read,
+            Observed::Absent => None,
+            Observed::Present(present) => Some((**present).clone()),
+        };
+        let Some(present) = on_site else { return self.next_for_word_when_absent(id) };
+        let view = view.filter(|view| *view.resource_version == *present.resource_version);
+        let word = self.slots[id as usize].as_ref().and_then(|slot| slot.word.as_ref());
+        let plan = match word.map(|asked| &asked.what) {
+            Some(Word::Exists(exists)) => {
+                let Some(view) = view else { return Step::Read };
+                let incoming = ObjectView::parse(&exists.object).ok();
+                self.plan_exists(exists, incoming.as_ref(), &present, view)
+            }
+            Some(Word::Gone(gone)) => self.plan_gone(gone, &present),
+            _ => Plan::Done,
+        };
+        match plan {
+            Plan::Wait => Step::Idle,
+            Plan::Done => {
+                self.word_done(id, true);
+                Step::Idle
+            }
+            Plan::NotApplied(reason) => {
+                let key = self.slot(id).key.clone();
+                self.note(Note::NotApplied { key, reason });
+                self.word_done(id, false);
+                Step::Idle
+            }
+            Plan::Refuse(reason) => {
+                let slot = self.slot(id);
+                let key = slot.key.clone();
+                slot.out.error = Some(reason.into());
+                self.want(id, Want::Error);
+                self.note(Note::NotApplied { key, reason });
+                self.word_done(id, false);
+                Step::Idle
+            }
+            Plan::Hold => {
+                self.counters.held += 1;
+                let slot = self.slot(id);
+                let key = slot.key.clone();
+                let ack = slot.word.as_mut().and_then(|asked| {
+                    asked.refused = true;
+                    asked.ack.take()
+                });
+                slot.failures = 0;
+                self.give(ack);
+                self.note(Note::HeldDelete { key });
+                Step::Idle
+            }
+            Plan::Delete => {
+                self.count_resync_delete(id);
+                let slot = self.slot(id);
+                slot.expected_gone = Some(present.uid.clone());
+                if let Some(Word::Exists(exists)) = slot.word.as_ref().map(|asked| &asked.what)
+                    && exists.deleting
+                {
+                    slot.report_end = true;
+                }
+                self.applying_word(id);
+                Step::Write(Purpose::Delete, Verb::Delete { uid: present.uid })
+            }
+            Plan::Update { source_uid, principal_uid } => {
+                let Some(view) = view else { return Step::Read };
+                let stamp = Stamp { source_uid: &source_uid, principal_uid: &principal_uid };
+                self.update(id, &present, view, stamp)
+            }
+        }
+    }
+
+    fn next_for_word_when_absent(&mut self, id: SlotId) -> Step {
+        let config = &self.config;
+        let Some(slot) = self.slots[id as usize].as_mut() else { return Step::Idle };
+        let Some(asked) = &slot.word else { return Step::Idle };
+        let Word::Exists(exists) = &asked.what else {
+            self.word_done(id, true);
+            return Step::Idle;
+        };
+        if exists.deleting {
+            // The hub's object only waits to hear that nothing is left here.
+            let (uid, source_uid) = (exists.source_uid.clone(), exists.source_uid.clone());
+            slot.out.known_as = Vec::from([uid]);
+            self.tell_gone(id, "0", Some(&source_uid));
+            self.word_done(id, true);
+            return Step::Idle;
+        }
+        let stamp = Stamp { source_uid: &exists.source_uid, principal_uid: &exists.principal_uid };
+        let kind = slot.key.kind;
+        match create_body(&exists.object, kind.api_version(), kind.as_str(), &config.namespace, stamp) {
+            Ok(body) => {
+                slot.applying = asked.serial;
+                Step::Write(Purpose::Create, Verb::Create(body))
+            }
+            Err(_) => {
+                self.unreadable_word(id);
+                Step::Idle
+            }
+        }
+    }
+
+    fn plan_exists(
+        &self,
+        exists: &Exists,
+        incoming: Option<&ObjectView<'_>>,
+        present: &Present,
+        view: &ObjectView<'_>,
+    ) -> Plan {
+        let Some(incoming) = incoming else { return Plan::NotApplied("it cannot be read") };
+        let local = (present.source_uid.as_deref(), present.principal_uid.as_deref());
+        let principal_uid = || -> Box<str> {
+            if exists.principal_uid.is_empty() {
+                present.principal_uid.clone().unwrap_or_default()
+            } else {
+                exists.principal_uid.clone()
+            }
+        };
+        let restamp =
+            || Plan::Update { source_uid: exists.source_uid.clone(), principal_uid: principal_uid() };
+        let identity =
+            identity(exists.is_create, (&exists.source_uid, &exists.principal_uid), local.0, local.1);
+        let plan = match identity {
+            Identity::Same => Plan::Update {
+                source_uid: present.source_uid.clone().unwrap_or_default(),
+                principal_uid: present.principal_uid.clone().unwrap_or_else(|| exists.principal_uid.clone()),
+            },
+            Identity::Restamp => restamp(),
+            Identity::Foreign => {
+                return Plan::Refuse(
+                    "an Application of that name exists on the site and did not come from the hub",
+                );
+            }
+            Identity::Adoptable => match adoption_policy(view, self.config.adoption_policy) {
+                AdoptionPolicy::Always => restamp(),
+                AdoptionPolicy::Never => {
+                    return Plan::Refuse(
+                        "an Application of that name exists on the site and the adoption policy is never",
+                    );
+                }
+            },
+            Identity::Mismatch => match mismatch_policy(incoming, self.config.mismatch_policy) {
+                MismatchPolicy::Upsert => restamp(),
+                MismatchPolicy::Recreate if present.deleting => return Plan::Wait,
+                MismatchPolicy::Recreate => return Plan::Delete,
+            },
+        };
+        if present.deleting && !exists.deleting && present.has_finalizers {
+            // It is ending here and the hub wants it: it is created again once it is gone.
+            return Plan::Wait;
+        }
+        plan
+    }
+
+    fn plan_gone(&self, gone: &GoneWord, present: &Present) -> Plan {
+        let Some(source_uid) = &present.source_uid else {
+            return Plan::NotApplied("the Application on the site did not come from the hub");
+        };
+        if gone.source_uid != *source_uid {
+            return Plan::NotApplied("the delete is for another Application of that name");
+        }
+        if let Some(principal_uid) = &present.principal_uid
+            && !gone.principal_uid.is_empty()
+            && gone.principal_uid != *principal_uid
+        {
+            return Plan::NotApplied("the delete comes from another principal than the Application");
+        }
+        if present.deleting {
+            return Plan::Done;
+        }
+        if gone.synthetic && !gone.admitted && self.is_over_delete_limit(&gone.principal_uid) {
+            return Plan::Hold;
+        }
+        Plan::Delete
+    }
+
+    fn is_over_delete_limit(&self, principal_uid: &str) -> bool {
+        let (counted_for, count) = &self.resync_deletes;
+        let count = if **counted_for == *principal_uid { *count } else { 0 };
+        let managed = self
+            .iter()
+            .filter(|(_, slot)| slot.observed.present().is_some_and(|p| p.source_uid.is_some()))
+            .count();
+        let limit = &self.config.resync_delete_limit;
+        count >= limit.count.max((managed + count) * limit.percent / 100)
+    }
+
+    fn count_resync_delete(&mut self, id: SlotId) {
+        let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what) else { return };
+        if !gone.synthetic || gone.admitted {
+            return;
+        }
+        let principal_uid = gone.principal_uid.clone();
+        if self.resync_deletes.0 != principal_uid {
+            self.resync_deletes = (principal_uid, 0);
+        }
+        self.resync_deletes.1 += 1;
+        // Counted once, however often the request must be repeated.
+        if let Some(Word::Gone(gone)) = self.slot(id).word.as_mut().map(|asked| &mut asked.what) {
+            gone.admitted = true;
+        }
+    }
+
+    fn update(&mut self, id: SlotId, present: &Present, view: &ObjectView<'_>, stamp: Stamp<'_>) -> Step {
+        let slot = self.slot(id);
+        let Some(asked) = &slot.word else { return Step::Idle };
+        let Word::Exists(exists) = &asked.what else { return Step::Idle };
+        let (serial, deleting) = (asked.serial, exists.deleting);
+        let built = ObjectView::parse(&exists.object).ok().and_then(|incoming| {
+            let mut spec = site_spec(incoming.spec.unwrap_or(b"{}")).ok()?;
+            let print = value_fingerprint(&spec);
+            if let Some(reference) = &slot.reference
+                && reference.asked == print
+                && reference.print == present.spec
+            {
+                // The API server prunes fields of this spec: what it made of it stands already.
+                spec = reference.spec.to_vec();
+            }
+            Some(update_patch(view, &incoming, &spec, stamp).ok()?)
+        });
+        match built {
+            None => {
+                self.unreadable_word(id);
+                Step::Idle
+            }
+            Some(Some(patch)) if !present.deleting => {
+                slot.applying = serial;
+                Step::Write(Purpose::Write(Applies::Word), Verb::JsonPatch(patch))
+            }
+            Some(_) if deleting && !present.deleting => {
+                slot.applying = serial;
+                slot.expected_gone = Some(present.uid.clone());
+                slot.report_end = true;
+                Step::Write(Purpose::Delete, Verb::Delete { uid: present.uid.clone() })
+            }
+            Some(_) => {
+                if deleting {
+                    slot.expected_gone = Some(present.uid.clone());
+                    slot.report_end = true;
+                }
+                self.remember_asked(id, view);
+                self.word_done(id, true);
+                Step::Idle
+            }
+        }
+    }
+
+    fn next_for_operation(&mut self, id: SlotId) -> Option<Step> {
+        let slot = self.slot(id);
+        let asked = slot.operation.as_ref()?;
+        let present = match &slot.observed {
+            Observed::Unknown => return Some(Step::Read),
+            Observed::Absent => return self.drop_operation(id, "the Application is not on the site"),
+            Observed::Present(present) => present,
+        };
+        if asked.ack.as_ref().is_some_and(|ack| ack.event == slot.last_operation) {
+            // The acknowledgement was lost, the operation was not.
+            let ack = take_asked(&mut slot.operation);
+            self.give(ack);
+            return None;
+        }
+        if present.source_uid.as_ref() != Some(&asked.what.source_uid) {
+            return self.drop_operation(id, "the operation is for another Application of that name");
+        }
+        if present.phase == Phase::Terminating {
+            return self.drop_operation(id, "the running operation is being terminated");
+        }
+        let mut patch = Patch::new(&present.resource_version);
+        patch.add("/operation", &asked.what.operation);
+        slot.applying = asked.serial;
+        Some(Step::Write(Purpose::Write(Applies::Operation), Verb::JsonPatch(patch.finish_always())))
+    }
+
+    fn drop_operation(&mut self, id: SlotId, reason: &'static str) -> Option<Step> {
+        let slot = self.slot(id);
+        let key = slot.key.clone();
+        let ack = take_asked(&mut slot.operation);
+        self.give(ack);
+        self.note(Note::NotApplied { key, reason });
+        None
+    }
+
+    fn next_for_terminate(&mut self, id: SlotId) -> Option<Step> {
+        let slot = self.slot(id);
+        let asked = slot.terminate.as_ref()?;
+        let reason = match &slot.observed {
+            Observed::Unknown => return Some(Step::Read),
+            Observed::Absent => Some("the Application is not on the site"),
+            Observed::Present(present) if present.source_uid.as_ref() != Some(&asked.what) => {
+                Some("the request to terminate is for another Application of that name")
+            }
+            Observed::Present(present) => match present.phase {
+                Phase::None => Some("there is no operation to terminate"),
+                Phase::Terminating | Phase::Over => None,
+                Phase::Running => {
+                    let mut patch = Patch::new(&present.resource_version);
+                    let phase = alloc::format!("\"{TERMINATING}\"");
+                    patch.add("/status/operationState/phase", phase.as_bytes());
+                    slot.applying = asked.serial;
+                    return Some(Step::Write(
+                        Purpose::Write(Applies::Terminate),
+                        Verb::JsonPatch(patch.finish_always()),
+                    ));
+                }
+            },
+        };
+        let key = slot.key.clone();
+        let ack = take_asked(&mut slot.terminate);
+        self.give(ack);
+        if let Some(reason) = reason {
+            self.note(Note::NotApplied { key, reason });
+        }
+        None
+    }
+
+    /// Local edits and deletions of what the hub owns are undone, also off-line.
+    fn next_for_drift(&mut self, id: SlotId) -> Step {
+        let on_recreate = self.config.on_recreate;
+        let slot = self.slot(id);
+        if slot.word.is_some() && !slot.word.as_ref().is_some_and(|asked| asked.refused) {
+            return Step::Idle;
+        }
+        let Some(reference) = &slot.reference else { return Step::Idle };
+        match &slot.observed {
+            Observed::Unknown => Step::Idle,
+            Observed::Absent => {
+                let Some(last) = &slot.recreate else { return Step::Idle };
+                let kind = slot.key.kind;
+                match recreate_body(
+                    last,
+                    kind.api_version(),
+                    kind.as_str(),
+                    Some(&reference.spec),
+                    on_recreate,
+                ) {
+                    Ok(body) => {
+                        slot.applying = 0;
+                        Step::Write(Purpose::Create, Verb::Create(body))
+                    }
+                    Err(_) => {
+                        slot.recreate = None;
+                        slot.out.verify_blind = true;
+                        self.want(id, Want::Verify);
+                        Step::Idle
+                    }
+                }
+            }
+            Observed::Present(present) => {
+                let spec = present.spec != reference.print;
+                let stamp = present.source_uid.as_ref() != Some(&reference.source_uid)
+                    || (!reference.principal_uid.is_empty()
+                        && present.principal_uid.as_ref() != Some(&reference.principal_uid));
+                if present.deleting || present.ignored || !(spec || stamp) {
+                    return Step::Idle;
+                }
+                let mut patch = Patch::new(&present.resource_version);
+                if spec {
+                    patch.add("/spec", &reference.spec);
+                }
+                if stamp {
+                    if !present.has_annotations {
+                        patch.add("/metadata/annotations", b"{}");
+                    }
+                    for (path, uid) in [
+                        ("/metadata/annotations/argocd.argoproj.io~1source-uid", &reference.source_uid),
+                        ("/metadata/annotations/argocd.argoproj.io~1principal-uid", &reference.principal_uid),
+                    ] {
+                        if !uid.is_empty() {
+                            let mut value = Vec::new();
+                            crate::json::push_string(&mut value, uid);
+                            patch.add(path, &value);
+                        }
+                    }
+                }
+                Step::Write(Purpose::Write(Applies::Revert), Verb::JsonPatch(patch.finish_always()))
+            }
+        }
+    }
+
+    pub(super) fn site_written(
+        &mut self,
+        _now: Instant,
+        id: SlotId,
+        purpose: Purpose,
+        view: &ObjectView<'_>,
+    ) {
+        let slot = self.slot(id);
+        let key = slot.key.clone();
+        let is_current = |asked: u32, applying: u32| asked == applying;
+        match purpose {
+            Purpose::Create if slot.applying == 0 => {
+                slot.recreate = None;
+                self.refer_to(id, view);
+                self.counters.recreated += 1;
+                self.note(Note::Recreated { key });
+                // Finalizers and metadata that were lost here come back from the hub.
+                self.slot(id).out.verify_blind = true;
+                self.want(id, Want::Verify);
+                self.tell_status(id);
+            }
+            Purpose::Create | Purpose::Write(Applies::Word) => {
+                slot.recreate = None;
+                let ends = matches!(
+                    slot.word.as_ref().map(|asked| &asked.what),
+                    Some(Word::Exists(exists)) if exists.deleting
+                );
+                let current = slot.word.as_ref().is_some_and(|asked| is_current(asked.serial, slot.applying));
+                self.refer_to(id, view);
+                if current {
+                    self.remember_asked(id, view);
+                    if !ends {
+                        self.word_done(id, true);
+                    }
+                }
+                let action = if purpose == Purpose::Create { "created" } else { "updated" };
+                self.note(Note::Applied { key, action });
+            }
+            Purpose::Write(Applies::Operation) => {
+                let current =
+                    slot.operation.as_ref().is_some_and(|asked| is_current(asked.serial, slot.applying));
+                if current {
+                    let ack = take_asked(&mut slot.operation);
+                    if let Some(ack) = &ack {
+                        slot.last_operation = ack.event;
+                    }
+                    self.give(ack);
+                }
+                self.note(Note::Applied { key, action: "operation set" });
+            }
+            Purpose::Write(Applies::Terminate) => {
+                if slot.terminate.as_ref().is_some_and(|asked| is_current(asked.serial, slot.applying)) {
+                    let ack = take_asked(&mut slot.terminate);
+                    self.give(ack);
+                }
+                self.note(Note::Applied { key, action: "operation terminated" });
+            }
+            Purpose::Write(Applies::Revert) => {
+                self.refer_to(id, view);
+                self.counters.reverted += 1;
+                self.note(Note::Reverted { key });
+            }
+            Purpose::Delete | Purpose::Read => {}
+        }
+    }
+
+    /// A DELETE was accepted.
+    pub(super) fn delete_stands(&mut self, id: SlotId) {
+        let slot = self.slot(id);
+        let key = slot.key.clone();
+        let keep = match slot.word.as_ref() {
+            Some(asked) if asked.serial == slot.applying => match &asked.what {
+                // Recreate: the old one goes, the word waits to create the new one.
+                Word::Exists(exists) => !exists.deleting,
+                _ => false,
+            },
+            _ => true,
+        };
+        if !keep {
+            self.word_done(id, true);
+        }
+        self.note(Note::Applied { key, action: "deleted" });
+    }
+
+    /// What the API server made of our write is the reference from now on.
+    fn refer_to(&mut self, id: SlotId, view: &ObjectView<'_>) {
+        let slot = self.slot(id);
+        let spec: Box<[u8]> = view.spec.unwrap_or(b"{}").into();
+        let asked = slot.reference.as_ref().map_or(0, |reference| reference.asked);
+        let text =
+            |uid: Option<alloc::borrow::Cow<'_, str>>| uid.map_or_else(Box::default, |uid| Box::from(&*uid));
+        slot.reference = Some(Reference {
+            print: fingerprint(&spec),
+            spec,
+            asked,
+            source_uid: text(view.source_uid()),
+            principal_uid: text(view.principal_uid()),
+        });
+    }
+
+    /// Remembers which spec of the hub led to the present one.
+    fn remember_asked(&mut self, id: SlotId, view: &ObjectView<'_>) {
+        let slot = self.slot(id);
+        let Some(Word::Exists(exists)) = slot.word.as_ref().map(|asked| &asked.what) else { return };
+        let print = ObjectView::parse(&exists.object)
+            .ok()
+            .and_then(|incoming| site_spec(incoming.spec?).ok())
+            .map_or(0, |spec| value_fingerprint(&spec));
+        self.refer_to(id, view);
+        if let Some(reference) = &mut self.slot(id).reference {
+            reference.asked = print;
+        }
+    }
+
+    /// The word is carried out, or never will be: acknowledge and forget it.
+    fn word_done(&mut self, id: SlotId, applied: bool) {
+        let slot = self.slot(id);
+        let ack = take_asked(&mut slot.word);
+        slot.failures = 0;
+        if applied && slot.out.wants.has(Want::Error) {
+            slot.out.error = None;
+            slot.out.wants.remove(Want::Error);
+        }
+        self.give(ack);
+        self.tell_status(id);
+    }
+
+    fn tell_status(&mut self, id: SlotId) {
+        let slot = self.slot(id);
+        slot.out.acked = 0;
+        self.level_check(id);
+    }
+
+    fn applying_word(&mut self, id: SlotId) {
+        let slot = self.slot(id);
+        slot.applying = slot.word.as_ref().map_or(0, |asked| asked.serial);
+    }
+
+    fn unreadable_word(&mut self, id: SlotId) {
+        let key = self.slot(id).key.clone();
+        self.note(Note::BadObject { key, reason: "the hub's object cannot be read".into() });
+        self.word_done(id, false);
+    }
+}
+
+fn is_held(word: &Word) -> bool {
+    matches!(word, Word::Gone(gone) if gone.synthetic && !gone.admitted)
+}
+
+fn mismatch_policy(incoming: &ObjectView<'_>, configured: MismatchPolicy) -> MismatchPolicy {
+    match incoming.annotation(object::SOURCE_UID_MISMATCH_POLICY).as_deref() {
+        Some("recreate") => MismatchPolicy::Recreate,
+        Some("upsert") => MismatchPolicy::Upsert,
+        _ => configured,
+    }
+}
+
+fn adoption_policy(local: &ObjectView<'_>, configured: AdoptionPolicy) -> AdoptionPolicy {
+    match local.annotation(object::ADOPTION_POLICY).as_deref() {
+        Some("always") => AdoptionPolicy::Always,
+        Some("never") => AdoptionPolicy::Never,
+        _ => configured,
+    }
+}

@@ -1,0 +1,379 @@
+//! One record per object: what the API server last said, what the peer last said, and what the peer is owed.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::outbox::Out;
+use crate::checksum::fingerprint;
+use crate::json;
+use crate::object::{self, ObjectView};
+use crate::request::Key;
+use crate::time::Instant;
+use crate::transform::TERMINATING;
+
+/// Index of a slot.
+pub(super) type SlotId = u32;
+
+/// What the API server last said about an object.
+#[derive(Debug, Default)]
+pub(super) enum Observed {
+    /// Nothing yet, or it may have changed under a write whose answer was lost.
+    #[default]
+    Unknown,
+    /// It does not exist.
+    Absent,
+    /// It exists.
+    Present(Box<Present>),
+}
+
+impl Observed {
+    pub(super) fn present(&self) -> Option<&Present> {
+        match self {
+            Self::Present(present) => Some(present),
+            _ => None,
+        }
+    }
+}
+
+/// The fields of an existing object that a rule reads; fingerprints stand for content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Present {
+    pub(super) uid: Box<str>,
+    pub(super) resource_version: Box<str>,
+    pub(super) source_uid: Option<Box<str>>,
+    pub(super) principal_uid: Option<Box<str>>,
+    pub(super) deleting: bool,
+    pub(super) has_finalizers: bool,
+    pub(super) has_status: bool,
+    pub(super) has_annotations: bool,
+    /// Label `ignore-sync: "true"`.
+    pub(super) ignored: bool,
+    pub(super) phase: Phase,
+    /// Of the raw spec.
+    pub(super) spec: u64,
+    /// Of the raw status.
+    pub(super) status: u64,
+    /// Of what a status update tells: status without `reconciledAt`, operation, refresh, source UID.
+    pub(super) report: u64,
+    /// Of what an update from the hub tells: UID, spec, labels, annotations without refresh, finalizers, deletion.
+    pub(super) shape: u64,
+    /// Of `operation`; 0: none.
+    pub(super) operation: u64,
+    /// Of the refresh annotation's value; 0: none.
+    pub(super) refresh: u64,
+}
+
+/// `status.operationState.phase`, as far as rules tell phases apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No operation state.
+    None,
+    /// Running, or a word we do not know.
+    Running,
+    /// A user asked for its end.
+    Terminating,
+    /// Succeeded, Failed, Error.
+    Over,
+}
+
+impl Present {
+    pub(super) fn new(view: &ObjectView<'_>) -> Self {
+        let raw = |value: Option<&[u8]>| value.map_or(0, fingerprint);
+        let refresh = view.refresh();
+        let source_uid = view.source_uid();
+        let operation = raw(view.operation);
+        let refresh_print = refresh.as_deref().map_or(0, |value| fingerprint(value.as_bytes()));
+        let spec = raw(view.spec);
+        let phase = match view.operation_phase().as_deref() {
+            None => Phase::None,
+            Some(TERMINATING) => Phase::Terminating,
+            Some("Succeeded" | "Failed" | "Error") => Phase::Over,
+            Some(_) => Phase::Running,
+        };
+        let mut report = Vec::with_capacity(40);
+        report.extend_from_slice(&status_print(view.status).to_le_bytes());
+        report.extend_from_slice(&operation.to_le_bytes());
+        report.extend_from_slice(&refresh_print.to_le_bytes());
+        report.extend_from_slice(source_uid.as_deref().unwrap_or_default().as_bytes());
+        let mut shape = Vec::with_capacity(80);
+        shape.extend_from_slice(view.uid.as_bytes());
+        shape.push(u8::from(view.deletion_timestamp.is_some()));
+        shape.extend_from_slice(&spec.to_le_bytes());
+        shape.extend_from_slice(&raw(view.labels).to_le_bytes());
+        shape.extend_from_slice(&annotations_print(view.annotations).to_le_bytes());
+        shape.extend_from_slice(&raw(view.finalizers).to_le_bytes());
+        Self {
+            uid: view.uid.as_ref().into(),
+            resource_version: view.resource_version.as_ref().into(),
+            source_uid: source_uid.as_deref().filter(|uid| !uid.is_empty()).map(Into::into),
+            principal_uid: view.principal_uid().as_deref().filter(|uid| !uid.is_empty()).map(Into::into),
+            deleting: view.deletion_timestamp.is_some(),
+            has_finalizers: view.finalizers.is_some_and(|list| list != b"[]"),
+            has_status: view.status.is_some(),
+            has_annotations: view.annotations.is_some(),
+            ignored: view.label(object::IGNORE_SYNC).as_deref() == Some("true"),
+            phase,
+            spec,
+            status: raw(view.status),
+            report: fingerprint(&report),
+            shape: fingerprint(&shape),
+            operation,
+            refresh: refresh_print,
+        }
+    }
+
+    /// Whether `self` is later than `other`, both from the same API server.
+    ///
+    /// Resource versions of one server grow as integers; where they are no integers, the later arrival counts as later.
+    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+        newer(&self.resource_version, &other.resource_version)
+    }
+}
+
+/// Of the status without `reconciledAt`, which Argo CD rewrites every few minutes whatever happens.
+fn status_print(status: Option<&[u8]>) -> u64 {
+    let Some(status) = status else { return 0 };
+    if json::member(status, "reconciledAt").is_ok_and(|at| at.is_none()) {
+        return fingerprint(status);
+    }
+    json::remove_member(status, "reconciledAt").map_or(0, |kept| fingerprint(&kept))
+}
+
+/// Of the annotations without the refresh request, which has an entry of its own.
+fn annotations_print(annotations: Option<&[u8]>) -> u64 {
+    let Some(annotations) = annotations else { return 0 };
+    if json::member(annotations, object::REFRESH).is_ok_and(|refresh| refresh.is_none()) {
+        return fingerprint(annotations);
+    }
+    match json::remove_member(annotations, object::REFRESH) {
+        Ok(kept) if kept == b"{}" => 0,
+        Ok(kept) => fingerprint(&kept),
+        Err(_) => 0,
+    }
+}
+
+/// Whether resource version `a` is later than `b`, see [`Present::is_newer_than`].
+pub(super) fn newer(a: &str, b: &str) -> bool {
+    match (a.parse::<u64>(), b.parse::<u64>()) {
+        (Ok(a), Ok(b)) => a > b,
+        _ => a != b,
+    }
+}
+
+/// What an outstanding request was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To know the object.
+    Read,
+    Create,
+    /// Writes what the peer said about spec, operation, status.
+    Write(Applies),
+    Delete,
+}
+
+/// Which word of the peer a write carries out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Applies {
+    /// The word about the object itself.
+    Word,
+    Operation,
+    Terminate,
+    /// Nothing new: a local edit is reverted.
+    Revert,
+}
+
+/// The acknowledgement that is owed for an event, already encoded.
+#[derive(Debug)]
+pub(super) struct Ack {
+    /// Fingerprint of the event id, to recognise a repetition.
+    pub(super) event: u64,
+    pub(super) frame: Vec<u8>,
+    /// When it is sent at the latest, done or not.
+    pub(super) by: Instant,
+}
+
+/// A thing the peer asked for, with the acknowledgement it is owed (`None`: given already, the retry is ours).
+#[derive(Debug)]
+pub(super) struct Asked<T> {
+    pub(super) what: T,
+    pub(super) ack: Option<Ack>,
+    /// The API server refused it for good, or it was held: it stays until a newer word replaces it.
+    pub(super) refused: bool,
+    /// Tells this word from the one that replaces it.
+    pub(super) serial: u32,
+}
+
+/// The peer's last word about an object.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// To an agent: it exists like this.
+    Exists(Box<Exists>),
+    /// To an agent: it is gone, or no longer this agent's.
+    Gone(GoneWord),
+    /// To the principal: its status on the site.
+    Status(Box<StatusWord>),
+    /// To the principal: it is gone on the site.
+    SiteGone {
+        /// Source UID of the copy that is gone; empty: the peer did not say.
+        source_uid: Box<str>,
+    },
+    /// To the principal: the site could not take it.
+    Error {
+        /// What went wrong there.
+        message: Box<str>,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Exists {
+    /// The incoming object as it arrived.
+    pub(super) object: Vec<u8>,
+    pub(super) source_uid: Box<str>,
+    pub(super) principal_uid: Box<str>,
+    pub(super) deleting: bool,
+    pub(super) is_create: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct GoneWord {
+    pub(super) source_uid: Box<str>,
+    pub(super) principal_uid: Box<str>,
+    /// The answer of a resync: no object of that name at the source.
+    pub(super) synthetic: bool,
+    /// A person confirmed it, or it passed the limit.
+    pub(super) admitted: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct StatusWord {
+    pub(super) status: Option<Vec<u8>>,
+    pub(super) operation: Option<Vec<u8>>,
+    pub(super) refresh: Option<Box<str>>,
+    pub(super) source_uid: Box<str>,
+}
+
+/// What a managed site keeps to revert drift while nobody can be asked.
+#[derive(Debug)]
+pub(super) struct Reference {
+    /// Identities on the copy, put back when a local edit removes them.
+    pub(super) source_uid: Box<str>,
+    pub(super) principal_uid: Box<str>,
+    /// The spec as our API server stored it after our last write (it may prune fields).
+    pub(super) spec: Box<[u8]>,
+    /// Fingerprint of `spec`.
+    pub(super) print: u64,
+    /// Canonical fingerprint of the spec that the hub asked for; 0: not known.
+    pub(super) asked: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) key: Key,
+    /// Bumped with every request; an answer with another one is stale.
+    pub(super) generation: u32,
+    pub(super) outstanding: Option<Purpose>,
+    /// `serial` of the word that the outstanding write carries out.
+    pub(super) applying: u32,
+    pub(super) observed: Observed,
+    /// The watch spoke while a request was outstanding.
+    pub(super) watch_spoke: bool,
+    /// Version of the last event that arrived during an outstanding write.
+    pub(super) spoke_version: Option<Box<str>>,
+    /// The watch said that the object is gone during an outstanding write.
+    pub(super) gone_during_write: bool,
+    /// What is known is not the latest.
+    pub(super) must_read: bool,
+    /// Not seen since the relist that is under way began.
+    pub(super) unlisted: bool,
+    pub(super) from_peer: FromPeer,
+    pub(super) word: Option<Asked<Word>>,
+    pub(super) operation: Option<Asked<OperationWord>>,
+    pub(super) terminate: Option<Asked<Box<str>>>,
+    pub(super) reference: Option<Reference>,
+    /// Last state of an object that was deleted on the site and is to come back.
+    pub(super) recreate: Option<Vec<u8>>,
+    /// UID whose deletion we asked for.
+    pub(super) expected_gone: Option<Box<str>>,
+    /// Event id of the operation that was written last: its repetition is no second operation.
+    pub(super) last_operation: u64,
+    /// What the peer has, to be compared with the next read.
+    pub(super) compare: Option<Box<Compare>>,
+    /// Its end is to be reported to the peer (the hub's object waits for it).
+    pub(super) report_end: bool,
+    /// It was being deleted when we first saw it: nobody here knows who asked.
+    pub(super) unknown_deletion: bool,
+    pub(super) out: Out,
+    /// Consecutive failures of our own API server for this object.
+    pub(super) failures: u32,
+    /// Not before this.
+    pub(super) retry_at: Option<Instant>,
+    /// It stands in the work queue.
+    pub(super) queued: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct OperationWord {
+    pub(super) source_uid: Box<str>,
+    pub(super) operation: Vec<u8>,
+}
+
+/// A `request-update` of the peer.
+#[derive(Debug)]
+pub(super) struct Compare {
+    /// Source UID of the peer's copy; empty: it has none.
+    pub(super) uid: Box<str>,
+    /// Checksum of its spec.
+    pub(super) checksum: Option<Vec<u8>>,
+}
+
+/// What the peer's own words put on our object: its echo is no request of a user.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct FromPeer {
+    pub(super) operation: u64,
+    pub(super) refresh: u64,
+    pub(super) terminating: bool,
+}
+
+impl Slot {
+    pub(super) fn new(key: Key) -> Self {
+        Self {
+            key,
+            generation: 0,
+            outstanding: None,
+            applying: 0,
+            observed: Observed::Unknown,
+            watch_spoke: false,
+            spoke_version: None,
+            gone_during_write: false,
+            must_read: false,
+            unlisted: false,
+            from_peer: FromPeer::default(),
+            word: None,
+            operation: None,
+            terminate: None,
+            reference: None,
+            recreate: None,
+            expected_gone: None,
+            last_operation: 0,
+            compare: None,
+            report_end: false,
+            unknown_deletion: false,
+            out: Out::default(),
+            failures: 0,
+            retry_at: None,
+            queued: false,
+        }
+    }
+
+    /// Whether nothing would be lost by forgetting it.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self.observed, Observed::Absent)
+            && self.outstanding.is_none()
+            && self.word.is_none()
+            && self.operation.is_none()
+            && self.terminate.is_none()
+            && self.recreate.is_none()
+            && self.compare.is_none()
+            && self.out.is_idle()
+    }
+}
