@@ -117,7 +117,8 @@ pub fn list_checksum<'a>(objects: impl IntoIterator<Item = (&'a str, &'a str, &'
     entries_checksum(entries)
 }
 
-fn entries_checksum(mut entries: Vec<String>) -> Option<Checksum> {
+/// [`list_checksum`] of the joined texts, `<kind>/<name>/<uid>` each.
+pub fn entries_checksum(mut entries: Vec<String>) -> Option<Checksum> {
     if entries.is_empty() {
         return None;
     }

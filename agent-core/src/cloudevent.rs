@@ -4,6 +4,7 @@
 //! Written by hand over the protobuf wire format, because a view must borrow, an acknowledgement must copy
 //! attributes of kinds it does not understand, and the empty payload must be written out.
 
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -77,7 +78,7 @@ pub struct EventView<'a> {
     pub data: &'a [u8],
     text_data: bool,
     /// Extensions by name, with the encoded `CloudEventAttributeValue`.
-    extensions: Vec<(&'a str, &'a [u8])>,
+    extensions: Vec<(Cow<'a, str>, &'a [u8])>,
 }
 
 impl<'a> EventView<'a> {
@@ -113,7 +114,7 @@ impl<'a> EventView<'a> {
     pub fn payload(&self) -> Result<&'a [u8], PayloadError> {
         if self.text_data {
             Err(PayloadError::TextData)
-        } else if self.data.is_empty() || matches!(self.content_type, "" | "application/json" | "text/json") {
+        } else if self.data.is_empty() || is_json(self.content_type) {
             Ok(self.data)
         } else {
             Err(PayloadError::ContentType)
@@ -121,8 +122,8 @@ impl<'a> EventView<'a> {
     }
 
     /// Names of the extensions in the order of an acknowledgement.
-    pub fn extension_names(&self) -> impl Iterator<Item = &'a str> + '_ {
-        self.extensions.iter().map(|(name, _)| *name)
+    pub fn extension_names(&self) -> impl Iterator<Item = &str> {
+        self.extensions.iter().map(|(name, _)| name.as_ref())
     }
 
     /// The message that acknowledges this event: all extensions copied, no content type, an empty payload.
@@ -273,6 +274,13 @@ impl<'a> RawEvent<'a> {
                 Some(Kind::String(text)) => text,
                 Some(Kind::Uri(_) | Kind::Other) => "",
             };
+            // Names of extensions are alphanumeric; the reference folds their case and forgets others.
+            let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            let folded: Cow<'a, str> = if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+                name.to_ascii_lowercase().into()
+            } else {
+                name.into()
+            };
             match name {
                 DATASCHEMA => {
                     if let Some(Kind::Uri(uri)) = value.kind {
@@ -288,16 +296,22 @@ impl<'a> RawEvent<'a> {
                     view.subject = string;
                     continue;
                 }
-                "time" => continue,
+                TIME => continue,
+                _ if !is_name => continue,
+                _ => {}
+            }
+            match folded.as_ref() {
+                DATASCHEMA | DATACONTENTTYPE | SUBJECT | TIME => continue,
                 EVENTID => view.event_id = string,
                 RESOURCEID => view.resource_id = string,
                 SENTAT => view.sent_at = string,
                 PRINCIPALUID => view.principal_uid = string,
                 _ => {}
             }
-            view.extensions.push((name, value.encoded));
+            view.extensions.push((folded, value.encoded));
         }
         view.extensions.sort_unstable();
+        view.extensions.dedup_by(|later, kept| later.0 == kept.0);
         Ok(view)
     }
 }
@@ -326,8 +340,8 @@ impl<'a> AttributeValue<'a> {
         while let Some(field) = fields.next()? {
             kind = match field {
                 (3, Value::Bytes(bytes)) => Some(Kind::String(text(bytes)?)),
-                (5, Value::Bytes(bytes)) => Some(Kind::Uri(text(bytes)?)),
-                (6, Value::Bytes(bytes)) => text(bytes).map(|_| Some(Kind::Other))?,
+                (5, Value::Bytes(bytes)) => Some(Kind::Uri(uri(bytes)?)),
+                (6, Value::Bytes(bytes)) => uri(bytes).map(|_| Some(Kind::Other))?,
                 (1 | 2, Value::Varint) | (4 | 7, Value::Bytes(_)) => Some(Kind::Other),
                 _ => kind,
             };
@@ -340,8 +354,28 @@ impl<'a> AttributeValue<'a> {
     }
 }
 
+/// What the reference's receiver takes for JSON: parameters do not count, case does.
+fn is_json(content_type: &str) -> bool {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    matches!(media_type, "" | "application/json" | "text/json") || media_type.ends_with("+json")
+}
+
+/// Whether the reference's URL parser accepts a text, as far as a peer may come near its limits.
+fn is_uri(text: &str) -> bool {
+    let escapes = text.split('%').skip(1);
+    !text.starts_with(':')
+        && !text.bytes().any(|byte| byte.is_ascii_control())
+        && escapes.into_iter().all(|rest| {
+            rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+        })
+}
+
 fn text(bytes: &[u8]) -> Result<&str, DecodeError> {
     core::str::from_utf8(bytes).map_err(|_| DecodeError::Malformed("text that is not UTF-8"))
+}
+
+fn uri(bytes: &[u8]) -> Result<&str, DecodeError> {
+    text(bytes).and_then(|text| is_uri(text).then_some(text).ok_or(DecodeError::Attribute("not a URI")))
 }
 
 fn short(text: &str) -> Result<&str, DecodeError> {
@@ -503,6 +537,7 @@ const SPEC_VERSION: &str = "1.0";
 const DATACONTENTTYPE: &str = "datacontenttype";
 const DATASCHEMA: &str = "dataschema";
 const SUBJECT: &str = "subject";
+const TIME: &str = "time";
 const EVENTID: &str = "eventid";
 const PRINCIPALUID: &str = "principaluid";
 const RESOURCEID: &str = "resourceid";
