@@ -72,8 +72,7 @@ fn apply_operation(target: &mut Value, operation: &Value) -> Result<(), PatchErr
         "remove" => remove(target, &path).map(drop),
         "replace" => {
             let value = value()?;
-            *find(target, &path)? = value;
-            Ok(())
+            replace(target, &path, value)
         }
         "move" => {
             let from = parse_pointer(text("from")?)?;
@@ -147,6 +146,18 @@ fn add(target: &mut Value, path: &[String], value: Value) -> Result<(), PatchErr
     Ok(())
 }
 
+/// The API server's library lets `replace` add a member that is not there, unlike RFC 6902.
+fn replace(target: &mut Value, path: &[String], value: Value) -> Result<(), PatchError> {
+    if let Some((last, parents)) = path.split_last()
+        && let Value::Object(members) = find(target, parents)?
+    {
+        members.insert(last.clone(), value);
+        return Ok(());
+    }
+    *find(target, path)? = value;
+    Ok(())
+}
+
 fn remove(target: &mut Value, path: &[String]) -> Result<Value, PatchError> {
     let Some((last, parents)) = path.split_last() else {
         return Err(PatchError::NotApplicable("the whole document cannot be removed".to_owned()));
@@ -174,6 +185,7 @@ mod tests {
             {"op": "test", "path": "/metadata/annotations/a~1b", "value": "1"},
             {"op": "test", "path": "/missing", "value": null},
             {"op": "replace", "path": "/metadata/annotations/a~1b", "value": "2"},
+            {"op": "replace", "path": "/metadata/labels", "value": {}},
             {"op": "add", "path": "/list/1", "value": 9},
             {"op": "add", "path": "/list/-", "value": 7},
             {"op": "remove", "path": "/list/0"},
@@ -182,7 +194,7 @@ mod tests {
         ]);
         assert_eq!(
             apply(&target, &patch).unwrap(),
-            json!({"moved": {"annotations": {"a/b": "2"}}, "list": [9, 2, 7], "copied": [9, 2, 7]})
+            json!({"moved": {"annotations": {"a/b": "2"}, "labels": {}}, "list": [9, 2, 7], "copied": [9, 2, 7]})
         );
     }
 
@@ -191,7 +203,8 @@ mod tests {
         let target = json!({"a": {"b": 1}, "l": [1]});
         for patch in [
             json!([{"op": "test", "path": "/a/b", "value": 2}]),
-            json!([{"op": "replace", "path": "/a/c", "value": 2}]),
+            json!([{"op": "replace", "path": "/c/c", "value": 2}]),
+            json!([{"op": "replace", "path": "/l/1", "value": 2}]),
             json!([{"op": "remove", "path": "/a/c"}]),
             json!([{"op": "add", "path": "/x/y", "value": 2}]),
             json!([{"op": "add", "path": "/l/2", "value": 2}]),

@@ -1,11 +1,16 @@
 //! The embedded Kubernetes: one store with two faces.
 //!
-//! [`store`] is the API server's semantics without I/O; the simulator calls it directly. The HTTP face serves the same
+//! [`store`] is the API server's semantics without I/O; the simulator calls it directly. [`http`] serves the same
 //! store to processes. What is not here: server-side apply, garbage collection, admission, schemas.
 
+pub mod client;
+pub mod closure;
+pub mod http;
 pub mod jsonpatch;
 pub mod selector;
 pub mod store;
+
+mod discovery;
 
 use serde_json::{Value, json};
 
@@ -130,8 +135,12 @@ impl Status {
     }
 
     pub fn invalid(resource: Resource, name: &str, why: &str) -> Self {
-        let message = format!("{} \"{name}\" is invalid: {why}", resource.qualified());
-        Self::about(422, "Invalid", resource, name, message)
+        // Unlike the others it names the kind, not the resource.
+        let Definition { group, kind, .. } = resource.definition();
+        let qualified = if group.is_empty() { (*kind).to_owned() } else { format!("{kind}.{group}") };
+        let mut status = Self::new(422, "Invalid", format!("{qualified} \"{name}\" is invalid: {why}"));
+        status.details = Some(json!({"name": name, "group": group, "kind": kind}));
+        status
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {

@@ -123,6 +123,18 @@ pub struct Watch {
     ended: bool,
 }
 
+impl Watch {
+    /// Whether an error event ended it.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Whether it has seen all of `store`.
+    pub fn is_current(&self, store: &Store) -> bool {
+        self.ended || (self.initial.is_empty() && self.after == store.revision)
+    }
+}
+
 /// `type` of a watch event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WatchType {
@@ -398,7 +410,11 @@ impl Store {
             })?,
             PatchType::Merge => {
                 if !patch.is_object() {
-                    return Err(Status::bad_request("a merge patch is an object"));
+                    return Err(Status::invalid(
+                        resource,
+                        "",
+                        "patch: Invalid value: couldn't get version/kind",
+                    ));
                 }
                 let mut patched = current.value.clone();
                 jsonpatch::merge(&mut patched, &patch);
@@ -706,6 +722,10 @@ fn checked_object(resource: Resource, mut object: Value) -> Result<Value, Status
             // Built-in kinds may leave it out, custom ones may not.
             None if !resource.definition().custom => {
                 members.insert(member.to_owned(), json!(wanted));
+            }
+            Some(given) if member == "kind" && resource.definition().custom => {
+                let why = format!("kind: Invalid value: {given:?}: must be {kind}");
+                return Err(Status::invalid(resource, "", &why));
             }
             given => {
                 let given = given.unwrap_or_default();
