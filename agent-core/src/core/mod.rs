@@ -12,6 +12,8 @@ mod receive;
 mod send;
 mod site;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -277,14 +279,18 @@ impl Core {
 
     fn succeeded(&mut self, now: Instant, id: SlotId, purpose: Purpose, bytes: &[u8]) {
         let slot = self.slot(id);
-        slot.failures = 0;
+        if purpose != Purpose::Read
+            || (slot.word.is_none() && slot.operation.is_none() && slot.terminate.is_none())
+        {
+            slot.failures = 0;
+        }
         slot.unlisted = false;
         let spoke = slot.spoke_version.take();
         let gone = core::mem::take(&mut slot.gone_during_write);
         let view = match ObjectView::parse(bytes) {
             // A DELETE may be answered by a Status instead of the object.
             Ok(view) if !view.uid.is_empty() => view,
-            Ok(_) if purpose == Purpose::Delete => {
+            Ok(_) | Err(_) if purpose == Purpose::Delete => {
                 self.delete_stands(id);
                 self.deleted_now(now, id);
                 return;
@@ -310,7 +316,12 @@ impl Core {
                     self.outbox.places -= 1;
                 }
                 self.absorb(now, id, present, &view, false);
-                self.act(now, id, Some((&view, bytes)));
+                if reading {
+                    // It was read for the peer and had its turn: queueing again would read again.
+                    self.act_for_peer(now, id, (&view, bytes));
+                } else {
+                    self.act(now, id, Some((&view, bytes)));
+                }
                 return;
             }
             Purpose::Delete => {
@@ -364,7 +375,6 @@ impl Core {
         slot.spoke_version = None;
         match (purpose, status.code) {
             (Purpose::Read, 404) => {
-                slot.failures = 0;
                 slot.unlisted = false;
                 slot.must_read = false;
                 if matches!(slot.out.stage, Stage::Reading) {
@@ -441,6 +451,7 @@ impl Core {
         }
         self.retry(now, id, delay);
         self.note(Note::Refused { key, status, retry: delay });
+        self.offer(now, id, None);
     }
 
     fn trouble(&mut self, now: Instant, id: SlotId, reason: String, retry_after: Option<Duration>) {
@@ -521,6 +532,24 @@ impl Core {
 
     /// Asks `next` with the body at hand, and sends what the peer is owed about this object while the body is at hand.
     fn act(&mut self, now: Instant, id: SlotId, body: Option<(&ObjectView<'_>, &[u8])>) {
+        self.decide(now, id, body);
+        self.offer(now, id, body);
+    }
+
+    fn act_for_peer(&mut self, now: Instant, id: SlotId, body: (&ObjectView<'_>, &[u8])) {
+        self.decide(now, id, Some(body));
+        if self.peer.is_some()
+            && let Some(Slot { out, outstanding: None, .. }) = &self.slots[id as usize]
+            && matches!(out.stage, Stage::Idle | Stage::Queued)
+            && let Some(want) = out.wants.next()
+        {
+            self.build(now, id, want, Some(body));
+        } else {
+            self.enqueue(id);
+        }
+    }
+
+    fn decide(&mut self, now: Instant, id: SlotId, body: Option<(&ObjectView<'_>, &[u8])>) {
         if let Some((_, bytes)) = body
             && self.slot(id).compare.is_some()
             && !self.slot(id).must_read
@@ -537,7 +566,6 @@ impl Core {
                 Step::Idle => {}
             }
         }
-        self.offer(now, id, body);
     }
 
     /// What to ask of the API server about this object now.
@@ -690,6 +718,10 @@ impl Core {
             self.give(Some(ack));
         }
         if retry {
+            // A refused word is tried again; a held one waits for a person.
+            if let Some(asked) = &mut self.slot(id).word {
+                asked.refused = asked.refused && asked.what.is_held();
+            }
             self.queue(id);
         }
         self.confirm_identity(now, id);

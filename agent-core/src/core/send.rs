@@ -88,12 +88,14 @@ impl Core {
     pub(super) fn offer(&mut self, now: Instant, id: SlotId, body: Option<(&ObjectView<'_>, &[u8])>) {
         self.enqueue(id);
         let Some(slot) = &self.slots[id as usize] else { return };
-        if body.is_some()
+        let Some(want) = slot.out.wants.next() else { return };
+        let at_hand = body.is_some() || !self.needs_body(id, want);
+        let Some(slot) = &self.slots[id as usize] else { return };
+        if at_hand
             && slot.outstanding.is_none()
             && matches!(slot.out.stage, Stage::Queued)
             && self.outbox.has_room()
             && self.outbox.is_first(id)
-            && let Some(want) = slot.out.wants.next()
         {
             self.build(now, id, want, body);
         }
@@ -143,7 +145,13 @@ impl Core {
     }
 
     /// Builds the frame for `want`; the slot is queued.
-    fn build(&mut self, now: Instant, id: SlotId, want: Want, body: Option<(&ObjectView<'_>, &[u8])>) {
+    pub(super) fn build(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        want: Want,
+        body: Option<(&ObjectView<'_>, &[u8])>,
+    ) {
         let slot = self.slot(id);
         slot.out.wants.remove(want);
         slot.out.stage = Stage::Idle;

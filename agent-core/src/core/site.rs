@@ -158,11 +158,7 @@ impl Core {
 
     pub(super) fn next_on_site(&mut self, _now: Instant, id: SlotId, view: Option<&ObjectView<'_>>) -> Step {
         let slot = self.slot(id);
-        if slot
-            .word
-            .as_ref()
-            .is_some_and(|asked| !asked.refused || slot.failures > 0 && !is_held(&asked.what))
-        {
+        if slot.word.as_ref().is_some_and(|asked| !asked.refused) {
             match self.next_for_word(id, view) {
                 Step::Idle if self.slot(id).word.as_ref().is_some_and(|asked| !asked.refused) => {
                     return Step::Idle;
@@ -676,6 +672,7 @@ impl Core {
     /// The word is carried out, or never will be: acknowledge and forget it.
     fn word_done(&mut self, id: SlotId, applied: bool) {
         let slot = self.slot(id);
+        let tell = matches!(slot.word.as_ref().map(|asked| &asked.what), Some(Word::Exists(_)));
         let ack = take_asked(&mut slot.word);
         slot.failures = 0;
         if applied && slot.out.wants.has(Want::Error) {
@@ -683,7 +680,9 @@ impl Core {
             slot.out.wants.remove(Want::Error);
         }
         self.give(ack);
-        self.tell_status(id);
+        if tell {
+            self.tell_status(id);
+        }
     }
 
     fn tell_status(&mut self, id: SlotId) {
@@ -702,10 +701,6 @@ impl Core {
         self.note(Note::BadObject { key, reason: "the hub's object cannot be read".into() });
         self.word_done(id, false);
     }
-}
-
-fn is_held(word: &Word) -> bool {
-    matches!(word, Word::Gone(gone) if gone.synthetic && !gone.admitted)
 }
 
 fn mismatch_policy(incoming: &ObjectView<'_>, configured: MismatchPolicy) -> MismatchPolicy {

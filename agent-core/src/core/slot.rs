@@ -224,6 +224,13 @@ pub(super) enum Word {
     },
 }
 
+impl Word {
+    /// A delete of a resync that no person has confirmed.
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Self::Gone(gone) if gone.synthetic && !gone.admitted)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Exists {
     /// The incoming object as it arrived.

@@ -1,0 +1,367 @@
+//! The principal's half of one pair.
+
+use super::*;
+use crate::checksum::spec_checksum;
+use crate::event::{RequestUpdate, SyncedResource};
+
+/// A connected hub whose start-up frames are sent and acknowledged.
+fn settled(objects: &[&str]) -> Rig {
+    let mut rig = Rig::hub(objects);
+    rig.connect();
+    settle(&mut rig, objects);
+    rig
+}
+
+fn settle(rig: &mut Rig, objects: &[&str]) {
+    for _ in 0..20 {
+        for request in rig.requests() {
+            assert_eq!(verb(&request), "GET");
+            rig.done(&request, objects.iter().find(|object| object.contains(&*request.key.name)).unwrap());
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+        }
+    }
+    assert!(rig.core.is_settled());
+    rig.notes();
+}
+
+fn status_update(source: &str, more: &str) -> String {
+    site_app_with("l-1", 50, source, "a", "", more)
+}
+
+#[test]
+fn a_new_application_goes_as_create_without_its_operation() {
+    let mut rig = settled(&[]);
+    rig.see(&hub_app_with("h-1", 5, "a", "", r#","operation":{"sync":{}}"#));
+    let frames = rig.frames();
+    assert_eq!(frames.len(), 1);
+    let create = &frames[0];
+    assert_eq!((create.r#type.as_str(), create.principal_uid.as_str()), ("create", "p-1"));
+    assert!(create.event_id.starts_with("app_h-1_5_"));
+    assert_eq!(create.resource_id, "app_h-1");
+    assert!(
+        !create.data.contains("operation") && !create.data.contains("resourceVersion"),
+        "{}",
+        create.data
+    );
+    // The operation follows its spec, under an id of its own, and without the principal's identity.
+    assert_eq!(rig.requests(), vec![]);
+    rig.ack(create);
+    let read = rig.request();
+    rig.done(&read, &hub_app_with("h-1", 5, "a", "", r#","operation":{"sync":{}}"#));
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "set-operation");
+    assert_ne!(frames[0].event_id, create.event_id);
+    assert_eq!(frames[0].principal_uid, "");
+}
+
+#[test]
+fn the_operation_is_the_one_that_appeared() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see(&hub_app_with("h-1", 6, "a", "", r#","operation":{"sync":{"revision":"r"}}"#));
+    // Taken away again before it could be delivered.
+    rig.see(&hub_app("h-1", 7, "a"));
+    rig.connect();
+    let read = rig.request();
+    rig.done(&read, &hub_app("h-1", 7, "a"));
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "set-operation");
+    assert!(frames[0].data.ends_with(r#""operation":{"sync":{"revision":"r"}}}"#), "{}", frames[0].data);
+}
+
+#[test]
+fn status_alone_is_not_sent_back() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.see(&hub_app_with("h-1", 6, "a", "", r#","status":{"health":{}}"#));
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+    rig.see(&hub_app("h-1", 7, "b"));
+    assert_eq!(rig.types(), words(&["spec-update"]));
+}
+
+#[test]
+fn status_update_reaches_the_hub_and_is_acknowledged_after_the_write() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{"status":"Healthy"}}"#));
+    let patch = rig.request();
+    assert_eq!(
+        body(&patch),
+        r#"[{"op":"replace","path":"/metadata/resourceVersion","value":"5"},{"op":"add","path":"/status","value":{"health":{"status":"Healthy"}}}]"#
+    );
+    assert_eq!(rig.frames(), vec![]);
+    rig.done(&patch, &hub_app_with("h-1", 6, "a", "", r#","status":{"health":{"status":"Healthy"}}"#));
+    assert_eq!(rig.types(), words(&["processed"]));
+    // The same again costs no write.
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{"status":"Healthy"}}"#));
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.types(), words(&["processed"]));
+}
+
+#[test]
+fn a_status_does_not_clear_what_the_user_asked_for() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let asked = hub_app_with(
+        "h-1",
+        6,
+        "a",
+        r#","annotations":{"argocd.argoproj.io/refresh":"hard"}"#,
+        r#","operation":{"sync":{}}"#,
+    );
+    rig.see(&asked);
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "spec-update");
+    assert!(frames[0].data.contains("refresh"));
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    assert!(!body(&patch).contains("operation") && !body(&patch).contains("refresh"), "{}", body(&patch));
+    rig.done(&patch, &asked.replace(r#""6""#, r#""7""#));
+    rig.ack(&frames[0]);
+    let read = rig.request();
+    rig.done(&read, &asked.replace(r#""6""#, r#""7""#));
+    let frames = rig.frames();
+    let operation = frames.iter().find(|frame| frame.r#type == "set-operation").unwrap();
+    rig.ack(operation);
+    // Delivered: now the site's word counts.
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{"status":"x"}}"#));
+    let patch = rig.request();
+    assert!(body(&patch).contains(r#""op":"remove","path":"/operation""#), "{}", body(&patch));
+    assert!(
+        body(&patch).contains(r#""op":"remove","path":"/metadata/annotations/argocd.argoproj.io~1refresh""#)
+    );
+}
+
+#[test]
+fn an_operation_of_the_site_is_no_request_of_the_hub() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let operation = r#","operation":{"sync":{"revision":"site"}}"#;
+    rig.event(Type::StatusUpdate, &status_update("h-1", operation));
+    let patch = rig.request();
+    // The echo overtakes the answer.
+    rig.see(&hub_app_with("h-1", 6, "a", "", operation));
+    rig.done(&patch, &hub_app_with("h-1", 6, "a", "", operation));
+    assert_eq!(rig.types(), words(&["processed"]));
+    assert_eq!(rig.requests(), vec![]);
+    // It ends on the site; the same operation asked for on the hub later is a request.
+    rig.event(Type::StatusUpdate, &status_update("h-1", ""));
+    let patch = rig.request();
+    rig.done(&patch, &hub_app("h-1", 7, "a"));
+    rig.frames();
+    rig.see(&hub_app_with("h-1", 8, "a", "", operation));
+    assert_eq!(rig.types(), words(&["set-operation"]));
+}
+
+#[test]
+fn refresh_travels_once() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let refresh = r#","annotations":{"argocd.argoproj.io/refresh":"normal"}"#;
+    rig.see(&hub_app_with("h-1", 6, "a", refresh, ""));
+    let frames = rig.frames();
+    assert!(frames[0].data.contains("refresh"));
+    rig.ack(&frames[0]);
+    // The annotation is still on the hub when the spec changes.
+    rig.see(&hub_app_with("h-1", 7, "b", refresh, ""));
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "spec-update");
+    assert!(!frames[0].data.contains("refresh"), "{}", frames[0].data);
+}
+
+#[test]
+fn terminate_is_sent_for_the_users_word_only() {
+    let running = hub_app_with("h-1", 5, "a", "", r#","status":{"operationState":{"phase":"Running"}}"#);
+    let ending = r#","status":{"operationState":{"phase":"Terminating"}}"#;
+    let mut rig = settled(&[&running]);
+    rig.see(&hub_app_with("h-1", 6, "a", "", ending));
+    assert_eq!(rig.types(), words(&["terminate-operation"]));
+
+    let mut rig = settled(&[&running]);
+    rig.event(Type::StatusUpdate, &status_update("h-1", ending));
+    let patch = rig.request();
+    rig.done(&patch, &hub_app_with("h-1", 6, "a", "", ending));
+    rig.see(&hub_app_with("h-1", 6, "a", "", ending));
+    assert_eq!(rig.types(), words(&["processed"]));
+}
+
+#[test]
+fn a_deletion_is_told_only_if_the_agent_may_know_the_object() {
+    let mut rig = settled(&[]);
+    rig.core.disconnected(rig.now);
+    rig.see(&hub_app("h-1", 5, "a"));
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    assert_eq!(rig.core.depth(), (0, 0));
+
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.connect();
+    assert_eq!(rig.requests(), vec![]);
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "delete");
+    assert!(frames[0].event_id.starts_with("app_h-1_6_"), "{}", frames[0].event_id);
+    assert!(frames[0].data.contains(r#""uid":"h-1""#));
+    rig.ack(&frames[0]);
+    assert_eq!(rig.core.depth(), (0, 0));
+}
+
+#[test]
+fn a_recreated_application_replaces_the_delete_that_was_not_sent() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.see(&hub_app("h-2", 7, "b"));
+    rig.connect();
+    let read = rig.request();
+    rig.done(&read, &hub_app("h-2", 7, "b"));
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "create");
+    assert_eq!(frames[0].resource_id, "app_h-2");
+    rig.ack(&frames[0]);
+    assert_eq!(rig.types(), words(&[]));
+}
+
+#[test]
+fn nothing_with_a_new_uid_before_the_delete_of_the_old_one_is_acknowledged() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    let frames = rig.frames();
+    assert_eq!(frames[0].r#type, "delete");
+    rig.see(&hub_app("h-2", 7, "b"));
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+    rig.ack(&frames[0]);
+    let read = rig.request();
+    rig.done(&read, &hub_app("h-2", 7, "b"));
+    assert_eq!(rig.types(), words(&["create"]));
+}
+
+#[test]
+fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    rig.connect_go();
+    settle(&mut rig, &[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.see(&hub_app("h-2", 7, "b"));
+    rig.connect_go();
+    let mut creates = 0;
+    for _ in 0..100 {
+        for request in rig.requests() {
+            rig.done(&request, &hub_app("h-2", 7, "b"));
+        }
+        for frame in rig.frames() {
+            creates += usize::from(frame.r#type == "create");
+            rig.ack(&frame);
+        }
+        rig.advance(Duration::from_secs(1));
+    }
+    assert!(creates >= 3, "{creates}");
+    rig.event(Type::StatusUpdate, &status_update("h-2", ""));
+    for _ in 0..3 {
+        for request in rig.requests() {
+            rig.done(&request, &hub_app("h-2", 7, "b"));
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+        }
+    }
+    rig.advance(Duration::from_secs(1000));
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+}
+
+#[test]
+fn the_end_on_the_site_releases_the_hubs_object() {
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let app = hub_app_with("h-1", 5, "a", ending, "");
+    let mut rig = settled(&[&app]);
+    rig.event(Type::Delete, &site_app("l-1", 50, "h-1", "a"));
+    let patch = rig.request();
+    assert_eq!(
+        body(&patch),
+        r#"[{"op":"replace","path":"/metadata/resourceVersion","value":"5"},{"op":"remove","path":"/metadata/finalizers"}]"#
+    );
+    // Not of a former object, and not while the hub's object lives.
+    let mut rig = settled(&[&app]);
+    rig.event(Type::Delete, &site_app("l-1", 50, "h-0", "a"));
+    assert_eq!(rig.requests(), vec![]);
+    let alive = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&alive]);
+    rig.event(Type::Delete, &site_app("l-1", 50, "h-1", "a"));
+    let requests = rig.requests();
+    assert!(requests.iter().all(|request| verb(request) == "GET"), "{requests:?}");
+    rig.done(&requests[0], &alive);
+    assert!(rig.types().contains(&"create".to_string()), "the site is told again");
+}
+
+#[test]
+fn request_update_table() {
+    let app = hub_app("h-1", 5, "a");
+    let sum = spec_checksum(Kind::Application, app.as_bytes()).unwrap().to_vec();
+    let request = |uid: &'static str, checksum: Option<Vec<u8>>| {
+        let resource = SyncedResource {
+            name: "app".into(),
+            namespace: "argocd".into(),
+            uid: uid.into(),
+            kind: "Application".into(),
+        };
+        String::from_utf8(RequestUpdate { resource, checksum }.encode()).unwrap()
+    };
+    let table = [
+        ("h-1", Some(sum.clone()), true, None),
+        ("h-1", Some(vec![0; 32]), true, Some("create")),
+        ("h-0", Some(sum.clone()), true, Some("create")),
+        ("", None, true, Some("create")),
+        ("h-1", Some(sum), false, Some("delete")),
+        ("", None, false, Some("delete")),
+    ];
+    for (uid, checksum, exists, answer) in table {
+        let mut rig = if exists { settled(&[&app]) } else { settled(&[]) };
+        let body = request(uid, checksum);
+        rig.event_with(Type::RequestUpdate, &body, "u-1", "");
+        let read = rig.request();
+        assert_eq!(verb(&read), "GET", "never from a list: it may be old");
+        if exists {
+            rig.done(&read, &app);
+        } else {
+            rig.fail(&read, 404, "NotFound");
+        }
+        let frames = rig.frames();
+        assert_eq!(frames[0].r#type, "processed");
+        assert_eq!(frames.get(1).map(|frame| frame.r#type.as_str()), answer, "{uid} {exists}");
+        if answer == Some("delete") {
+            assert_eq!(frames[1].event_id, format!("app_{uid}_"));
+        }
+    }
+}
+
+#[test]
+fn the_list_is_compared_only_when_it_is_complete() {
+    let mut rig = Rig::new(Config::principal("agent-1", "p-1"), "agent-1");
+    rig.connect();
+    rig.event_with(Type::RequestSyncedResourceList, r#"{"checksum":null}"#, "u-1", "");
+    assert_eq!(rig.frames(), vec![], "not acknowledged: the agent asks again");
+    let app = hub_app("h-1", 5, "a");
+    rig.list(&[&app]);
+    settle(&mut rig, &[&app]);
+    rig.event_with(Type::RequestSyncedResourceList, r#"{"checksum":null}"#, "u-1", "");
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.types(), words(&["processed", "response-synced-resource"]));
+}
+
+#[test]
+fn error_report_becomes_a_condition() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.event(Type::Error, r#"{"resourceName":"app","resourceNamespace":"argocd","message":"no"}"#);
+    let patch = rig.request();
+    assert!(body(&patch).contains(r#""message":"Error occurred on cluster managed by agent agent-1: no""#));
+    assert!(body(&patch).contains(r#""status":"Degraded""#));
+}

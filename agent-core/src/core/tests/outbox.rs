@@ -1,0 +1,114 @@
+//! The window, the order, and what happens when acknowledgements do not come.
+
+use super::*;
+
+fn named(name: &str, version: u32) -> String {
+    hub_app(&format!("h-{name}"), version, "a").replace(r#""name":"app""#, &format!(r#""name":"{name}""#))
+}
+
+#[test]
+fn at_most_64_events_are_in_flight_and_the_rest_follows() {
+    let apps: Vec<String> = (0..200).map(|index| named(&format!("a{index}"), 5)).collect();
+    let mut rig = Rig::hub(&apps.iter().map(String::as_str).collect::<Vec<_>>());
+    rig.connect();
+    let mut seen = 0;
+    let mut window = Vec::new();
+    for _ in 0..100 {
+        for request in rig.requests() {
+            let object =
+                apps.iter().find(|app| app.contains(&format!(r#""name":"{}""#, request.key.name))).unwrap();
+            rig.done(&request, object);
+        }
+        window.extend(rig.frames().into_iter().filter(|frame| frame.target == "application"));
+        assert!(window.len() <= 64, "{}", window.len());
+        if let Some(frame) = window.pop() {
+            rig.ack(&frame);
+            seen += 1;
+        }
+    }
+    assert!(seen >= 100);
+}
+
+#[test]
+fn an_unacknowledged_event_is_repeated_with_the_same_id_and_later_each_time() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[]);
+    rig.connect();
+    for frame in rig.frames() {
+        rig.ack(&frame);
+    }
+    rig.see(&app);
+    let first = rig.frames().remove(0);
+    let mut times = vec![rig.now];
+    for _ in 0..600 {
+        rig.advance(Duration::from_secs(1));
+        for request in rig.requests() {
+            rig.done(&request, &app);
+        }
+        for frame in rig.frames() {
+            assert_eq!(frame.event_id, first.event_id);
+            times.push(rig.now);
+        }
+    }
+    let gaps: Vec<u64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert!((5..=8).contains(&gaps[0]), "{gaps:?}");
+    assert!(gaps.windows(2).all(|pair| pair[1] + 1 >= pair[0] || pair[0] >= 120), "{gaps:?}");
+    assert!(gaps.iter().all(|gap| *gap <= 151), "{gaps:?}");
+    rig.ack(&first);
+    rig.advance(Duration::from_secs(600));
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+}
+
+#[test]
+fn only_the_latest_event_clears_the_entry() {
+    let mut rig = Rig::hub(&[]);
+    rig.connect();
+    for frame in rig.frames() {
+        rig.ack(&frame);
+    }
+    rig.see(&hub_app("h-1", 5, "a"));
+    let old = rig.frames().remove(0);
+    rig.see(&hub_app("h-1", 6, "b"));
+    assert_eq!(rig.frames(), vec![], "one in flight per object");
+    rig.core.disconnected(rig.now);
+    rig.connect();
+    let read = rig.request();
+    rig.done(&read, &hub_app("h-1", 6, "b"));
+    let new = rig.frames().remove(0);
+    assert_ne!(old.event_id, new.event_id);
+    rig.ack(&old);
+    assert!(!rig.core.is_settled());
+    rig.ack(&new);
+    assert!(rig.core.is_settled());
+}
+
+#[test]
+fn acknowledgements_and_operations_overtake_specs() {
+    let apps: Vec<String> = (0..100).map(|index| named(&format!("a{index}"), 5)).collect();
+    let mut rig = Rig::hub(&apps.iter().map(String::as_str).collect::<Vec<_>>());
+    rig.connect();
+    for _ in 0..40 {
+        for request in rig.requests() {
+            let object =
+                apps.iter().find(|app| app.contains(&format!(r#""name":"{}""#, request.key.name))).unwrap();
+            rig.done(&request, object);
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+        }
+    }
+    assert!(rig.core.is_settled());
+    rig.core.disconnected(rig.now);
+    for app in &apps[..99] {
+        rig.see(&app.replace(r#""5""#, r#""6""#).replace(r#""path":"a""#, r#""path":"b""#));
+    }
+    let operated =
+        apps[99].replace(r#""5""#, r#""6""#).replace(r#","spec""#, r#","operation":{"sync":{}},"spec""#);
+    rig.see(&operated);
+    rig.connect();
+    let requests = rig.requests();
+    assert_eq!(&*requests[0].key.name, "a99", "the operation leads");
+    rig.event(Type::StatusUpdate, &hub_app("h-none", 5, "a"));
+    rig.done(&requests[0], &operated);
+    assert_eq!(rig.types(), words(&["processed", "set-operation"]));
+}

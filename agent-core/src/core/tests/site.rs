@@ -1,0 +1,532 @@
+//! The agent of a managed site.
+
+use super::*;
+use crate::core::{AdoptionPolicy, MismatchPolicy, ResyncDeleteLimit};
+use crate::transform::OnRecreate;
+
+/// A connected site whose start-up frames are sent and acknowledged.
+fn settled(objects: &[&str]) -> Rig {
+    settled_with(Config::agent("argocd"), objects)
+}
+
+fn settled_with(config: Config, objects: &[&str]) -> Rig {
+    let mut rig = Rig::site_with(config, objects);
+    rig.connect();
+    for _ in 0..20 {
+        for request in rig.requests() {
+            assert_eq!(verb(&request), "GET");
+            rig.done(&request, objects.iter().find(|object| object.contains(&*request.key.name)).unwrap());
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+        }
+    }
+    assert!(rig.core.is_settled());
+    rig.notes();
+    rig
+}
+
+#[test]
+fn create_is_rewritten_stamped_and_acknowledged_after_the_write() {
+    let mut rig = settled(&[]);
+    rig.event(
+        Type::Create,
+        &hub_app_with(
+            "h-1",
+            7,
+            "a",
+            r#","labels":{"l":"1"},"finalizers":["f"],"ownerReferences":[{"uid":"o"}],"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","k":"v"}"#,
+            "",
+        ),
+    );
+    assert_eq!(rig.frames(), vec![]);
+    let create = rig.request();
+    assert_eq!(
+        body(&create),
+        r#"{"apiVersion":"argoproj.io/v1alpha1","kind":"Application","metadata":{"name":"app","namespace":"argocd","labels":{"l":"1"},"annotations":{"argocd.argoproj.io/principal-uid":"p-1","argocd.argoproj.io/source-uid":"h-1","k":"v"},"finalizers":["f"]},"spec":{"destination":{"name":"in-cluster","namespace":"x"},"project":"default","source":{"path":"a"}}}"#
+    );
+    rig.done(&create, &site_app("l-1", 9, "h-1", "a"));
+    assert_eq!(rig.types(), words(&["processed", "status-update"]));
+}
+
+#[test]
+fn a_repeated_event_writes_nothing_and_is_acknowledged() {
+    let mut rig = settled(&[&site_app("l-1", 5, "h-1", "a")]);
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "a"));
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.done(&read, &site_app("l-1", 5, "h-1", "a"));
+    assert_eq!(rig.requests(), vec![]);
+    assert!(rig.types().contains(&"processed".to_string()));
+}
+
+#[test]
+fn update_replaces_the_spec_for_one_version_only() {
+    let mut rig = settled(&[&site_app("l-1", 5, "h-1", "a")]);
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 6, "h-1", "a"));
+    let patch = rig.request();
+    assert_eq!(
+        body(&patch),
+        r#"[{"op":"replace","path":"/metadata/resourceVersion","value":"6"},{"op":"add","path":"/spec","value":{"destination":{"name":"in-cluster","namespace":"x"},"project":"default","source":{"path":"b"}}}]"#
+    );
+    // Lost the race: read and decide again, no acknowledgement yet.
+    rig.fail(&patch, 409, "Conflict");
+    assert_eq!(rig.frames(), vec![]);
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.done(&read, &site_app("l-1", 8, "h-1", "a"));
+    let patch = rig.request();
+    assert!(body(&patch).contains(r#""value":"8""#));
+    rig.done(&patch, &site_app("l-1", 9, "h-1", "b"));
+    assert_eq!(rig.types(), words(&["processed", "status-update"]));
+}
+
+#[test]
+fn identity_table() {
+    use crate::core::site::{Identity, identity};
+    // (create?, incoming source, incoming principal, local source, local principal) -> identity
+    let table = [
+        (true, "h-1", "p-1", None, None, Identity::Adoptable),
+        (false, "h-1", "p-1", None, None, Identity::Foreign),
+        (false, "h-2", "p-2", Some("h-1"), Some("p-1"), Identity::Restamp),
+        (false, "", "p-1", Some("h-1"), Some("p-1"), Identity::Restamp),
+        (false, "h-1", "p-1", Some("h-1"), Some("p-1"), Identity::Same),
+        (false, "h-1", "", Some("h-1"), Some("p-1"), Identity::Same),
+        (false, "h-2", "p-1", Some("h-1"), None, Identity::Restamp),
+        (false, "h-2", "p-1", Some("h-1"), Some("p-1"), Identity::Mismatch),
+        (true, "h-2", "", Some("h-1"), Some("p-1"), Identity::Mismatch),
+        (false, "h-2", "", Some("h-1"), None, Identity::Mismatch),
+    ];
+    for (create, source, principal, local_source, local_principal, expected) in table {
+        assert_eq!(
+            identity(create, (source, principal), local_source, local_principal),
+            expected,
+            "{create} {source} {principal} {local_source:?} {local_principal:?}"
+        );
+    }
+}
+
+#[test]
+fn mismatch_recreates_with_the_uid_as_precondition() {
+    let mut rig = settled(&[&site_app("l-1", 5, "h-1", "a")]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 5, "h-1", "a"));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+    rig.done(&delete, r#"{"kind":"Status","status":"Success"}"#);
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+    assert!(body(&create).contains(r#""argocd.argoproj.io/source-uid":"h-2""#));
+    rig.done(&create, &site_app("l-2", 9, "h-2", "b"));
+    rig.see_gone(&site_app("l-1", 8, "h-1", "a"));
+    assert_eq!(rig.requests(), vec![], "the old object's end is no local deletion");
+    assert_eq!(rig.types(), words(&["processed", "status-update"]));
+}
+
+#[test]
+fn mismatch_waits_for_finalizers() {
+    let finalizers = r#","finalizers":["f"]"#;
+    let mut rig = settled(&[&site_app_with("l-1", 5, "h-1", "a", finalizers, "")]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &site_app_with("l-1", 5, "h-1", "a", finalizers, ""));
+    let delete = rig.request();
+    let ending = site_app_with(
+        "l-1",
+        6,
+        "h-1",
+        "a",
+        r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#,
+        "",
+    );
+    rig.done(&delete, &ending);
+    assert_eq!(rig.requests(), vec![]);
+    rig.see_gone(&ending.replace(r#""6""#, r#""7""#));
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+}
+
+#[test]
+fn mismatch_upserts_by_flag_or_annotation() {
+    let config = Config { mismatch_policy: MismatchPolicy::Upsert, ..Config::agent("argocd") };
+    let mut rig = settled_with(config, &[&site_app("l-1", 5, "h-1", "a")]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 5, "h-1", "a"));
+    let patch = rig.request();
+    assert!(body(&patch).contains(r#""argocd.argoproj.io/source-uid":"h-2""#), "{}", body(&patch));
+
+    let mut rig = settled(&[&site_app("l-1", 5, "h-1", "a")]);
+    let upsert = r#","annotations":{"argocd.argoproj.io/source-uid-mismatch-policy":"upsert"}"#;
+    rig.event(Type::SpecUpdate, &hub_app_with("h-2", 7, "b", upsert, ""));
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 5, "h-1", "a"));
+    assert_eq!(verb(&rig.request()), "PATCH");
+}
+
+#[test]
+fn another_principal_restamps_in_place() {
+    let mut rig = settled(&[&site_app("l-1", 5, "h-1", "a")]);
+    rig.event_with(Type::Create, &hub_app("h-9", 7, "a"), "app_h-9_7_x", "p-2");
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 5, "h-1", "a"));
+    let patch = rig.request();
+    assert_eq!(
+        body(&patch),
+        r#"[{"op":"replace","path":"/metadata/resourceVersion","value":"5"},{"op":"add","path":"/metadata/annotations","value":{"argocd.argoproj.io/principal-uid":"p-2","argocd.argoproj.io/source-uid":"h-9"}}]"#
+    );
+}
+
+#[test]
+fn adoption_by_policy() {
+    let foreign = site_app("l-1", 5, "", "a");
+    let mut rig = settled(&[&foreign]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &foreign);
+    assert_eq!(verb(&rig.request()), "PATCH");
+
+    let config = Config { adoption_policy: AdoptionPolicy::Never, ..Config::agent("argocd") };
+    let mut rig = settled_with(config, &[&foreign]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &foreign);
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.types(), words(&["processed", "error"]));
+
+    // Anything but a create never touches it.
+    let mut rig = settled(&[&foreign]);
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &foreign);
+    assert_eq!(rig.requests(), vec![]);
+    rig.event(Type::Delete, &hub_app("h-1", 7, "b"));
+    assert_eq!(rig.requests(), vec![]);
+}
+
+#[test]
+fn delete_needs_the_recorded_uid() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.event(Type::Delete, &hub_app("h-other", 7, "a"));
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.types()[0], "processed");
+    assert!(matches!(rig.notes()[0], Note::NotApplied { .. }));
+    rig.event_with(Type::Delete, &hub_app("h-1", 7, "a"), "app_h-1_7_x", "p-other");
+    assert_eq!(rig.requests(), vec![], "another principal's word");
+    rig.event(Type::Delete, &hub_app("h-1", 8, "a"));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+    rig.frames();
+    rig.done(&delete, r#"{"kind":"Status","status":"Success"}"#);
+    assert_eq!(rig.types(), words(&["processed"]));
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.core.depth(), (0, 0));
+}
+
+#[test]
+fn deletion_of_the_hub_object_is_reported_back_at_its_end() {
+    let local = site_app_with("l-1", 5, "h-1", "a", r#","finalizers":["f"]"#, "");
+    let mut rig = settled(&[&local]);
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    rig.event(Type::SpecUpdate, &hub_app_with("h-1", 7, "a", ending, ""));
+    let read = rig.request();
+    rig.done(&read, &local);
+    let delete = rig.request();
+    assert_eq!(verb(&delete), "DELETE");
+    rig.done(&delete, &site_app_with("l-1", 6, "h-1", "a", ending, ""));
+    let frames = rig.frames();
+    assert!(frames.iter().any(|frame| frame.r#type == "processed"));
+    for frame in frames {
+        rig.ack(&frame);
+    }
+    rig.see_gone(&site_app_with("l-1", 7, "h-1", "a", ending, ""));
+    let frames = rig.frames();
+    let end = frames.iter().find(|frame| frame.r#type == "delete").unwrap();
+    assert!(end.data.contains(r#""argocd.argoproj.io/source-uid":"h-1""#));
+    assert_eq!(rig.requests(), vec![]);
+}
+
+#[test]
+fn a_local_edit_is_reverted_off_line_once() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.core.disconnected(rig.now);
+    rig.see(&site_app("l-1", 6, "h-1", "edited"));
+    let patch = rig.request();
+    assert_eq!(
+        body(&patch),
+        r#"[{"op":"replace","path":"/metadata/resourceVersion","value":"6"},{"op":"add","path":"/spec","value":{"destination":{"name":"in-cluster","namespace":"x"},"project":"default","source":{"path":"a"}}}]"#
+    );
+    rig.see(&site_app("l-1", 7, "h-1", "a"));
+    rig.done(&patch, &site_app("l-1", 7, "h-1", "a"));
+    assert_eq!(rig.requests(), vec![]);
+    rig.see(&site_app("l-1", 7, "h-1", "a"));
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.core.counters().reverted, 1);
+}
+
+#[test]
+fn pruned_fields_cause_no_revert_loop() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let create = rig.request();
+    // The site's API server knows less than the hub's.
+    let pruned = site_app("l-1", 9, "h-1", "a").replace(r#","source":{"path":"a"}"#, "");
+    rig.done(&create, &pruned);
+    rig.see(&pruned.replace(r#""9""#, r#""10""#));
+    assert_eq!(rig.requests(), vec![]);
+    // The same word again is no reason to write either.
+    rig.frames();
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 8, "a"));
+    let read = rig.request();
+    rig.done(&read, &pruned.replace(r#""9""#, r#""10""#));
+    assert_eq!(rig.requests(), vec![]);
+}
+
+#[test]
+fn a_local_deletion_is_undone_off_line() {
+    for (on_recreate, expected) in [
+        (OnRecreate::Ignore, r#""status":{"operationState":{"phase":"Succeeded"}}}"#),
+        (OnRecreate::ClearStatus, r#""status":{}}"#),
+        (OnRecreate::Resync, r#""status":{"operationState":{"phase":"Succeeded"}},"operation":{"sync":{}}}"#),
+    ] {
+        let more = r#","status":{"operationState":{"phase":"Succeeded"}}"#;
+        let local = site_app_with("l-1", 5, "h-1", "a", "", more);
+        let config = Config { on_recreate, ..Config::agent("argocd") };
+        let mut rig = settled_with(config, &[&local]);
+        rig.core.disconnected(rig.now);
+        rig.see_gone(&site_app_with("l-1", 6, "h-1", "a", "", more));
+        let create = rig.request();
+        assert_eq!(verb(&create), "POST");
+        assert!(body(&create).contains(r#""argocd.argoproj.io/source-uid":"h-1""#));
+        assert!(body(&create).ends_with(expected), "{}", body(&create));
+        rig.done(&create, &site_app_with("l-2", 7, "h-1", "a", "", more));
+        assert_eq!(rig.requests(), vec![]);
+        assert_eq!(rig.core.counters().recreated, 1);
+        rig.connect();
+        assert!(rig.requests().len() <= 1);
+    }
+}
+
+#[test]
+fn absence_from_a_relist_is_confirmed_by_a_read() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.list(&[]);
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.done(&read, &local);
+    assert_eq!(rig.requests(), vec![], "it is there: nothing happened");
+    rig.list(&[]);
+    let read = rig.request();
+    rig.fail(&read, 404, "NotFound");
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+    assert!(body(&create).contains(r#""argocd.argoproj.io/source-uid":"h-1""#));
+}
+
+#[test]
+fn resync_deletes_are_limited_and_released_by_a_person() {
+    let names = ["a", "b", "c", "d"];
+    let app = |name: &str| {
+        site_app(&format!("l-{name}"), 5, &format!("h-{name}"), "p")
+            .replace(r#""name":"app""#, &format!(r#""name":"{name}""#))
+    };
+    let objects: Vec<String> = names.iter().map(|name| app(name)).collect();
+    let config =
+        Config { resync_delete_limit: ResyncDeleteLimit { count: 2, percent: 0 }, ..Config::agent("argocd") };
+    let mut rig = Rig::site_with(config, &objects.iter().map(String::as_str).collect::<Vec<_>>());
+    rig.connect();
+    for name in names {
+        let object = format!(r#"{{"metadata":{{"name":"{name}","uid":"h-{name}"}}}}"#);
+        rig.event_with(Type::Delete, &object, &format!("{name}_h-{name}_"), "p-1");
+    }
+    let requests = rig.requests();
+    assert_eq!(requests.iter().filter(|request| verb(request) == "DELETE").count(), 2);
+    for request in requests.iter().filter(|request| verb(request) == "GET") {
+        rig.done(request, &app(&request.key.name));
+    }
+    assert_eq!(rig.core.counters().held, 2);
+    assert_eq!(rig.notes().iter().filter(|note| matches!(note, Note::HeldDelete { .. })).count(), 2);
+    let confirmed = app("d").replace(r#""5""#, r#""6""#).replace(
+        r#""annotations":{"#,
+        r#""annotations":{"argocd-agent.argoproj-labs.io/confirm-delete":"h-d","#,
+    );
+    rig.see(&confirmed);
+    let requests = rig.requests();
+    assert!(
+        requests.iter().any(|request| verb(request) == "DELETE" && &*request.key.name == "d"),
+        "{requests:?}"
+    );
+}
+
+#[test]
+fn operation_is_set_once_and_a_lost_acknowledgement_is_no_second_one() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    let with_operation = hub_app_with("h-1", 7, "a", "", r#","operation":{"sync":{"revision":"r"}}"#);
+    rig.event(Type::SetOperation, &with_operation);
+    let patch = rig.request();
+    assert_eq!(
+        body(&patch),
+        r#"[{"op":"replace","path":"/metadata/resourceVersion","value":"5"},{"op":"add","path":"/operation","value":{"sync":{"revision":"r"}}}]"#
+    );
+    rig.done(&patch, &site_app_with("l-1", 6, "h-1", "a", "", r#","operation":{"sync":{"revision":"r"}}"#));
+    assert_eq!(rig.types()[0], "processed");
+    rig.see(&site_app("l-1", 7, "h-1", "a"));
+    rig.event(Type::SetOperation, &with_operation);
+    assert!(rig.requests().iter().all(|request| verb(request) == "GET"));
+    assert!(rig.types().contains(&"processed".to_string()));
+}
+
+#[test]
+fn operation_table() {
+    // (local source, local status, expected verb)
+    let running = r#","status":{"operationState":{"phase":"Running"}}"#;
+    let ending = r#","status":{"operationState":{"phase":"Terminating"}}"#;
+    let over = r#","status":{"operationState":{"phase":"Succeeded"}}"#;
+    let table = [
+        (Type::SetOperation, "h-1", "", true),
+        (Type::SetOperation, "h-1", running, true),
+        (Type::SetOperation, "h-1", ending, false),
+        (Type::SetOperation, "h-9", "", false),
+        (Type::TerminateOperation, "h-1", running, true),
+        (Type::TerminateOperation, "h-1", ending, false),
+        (Type::TerminateOperation, "h-1", over, false),
+        (Type::TerminateOperation, "h-1", "", false),
+        (Type::TerminateOperation, "h-9", running, false),
+    ];
+    for (r#type, source, status, writes) in table {
+        let mut rig = settled(&[&site_app_with("l-1", 5, source, "a", "", status)]);
+        rig.event(r#type, &hub_app_with("h-1", 7, "a", "", r#","operation":{"sync":{}}"#));
+        let patches = rig.requests().iter().filter(|request| verb(request) == "PATCH").count();
+        assert_eq!(patches == 1, writes, "{type:?} {source} {status}");
+        if !writes {
+            assert!(rig.types().contains(&"processed".to_string()), "{type:?} {source} {status}");
+        }
+    }
+}
+
+#[test]
+fn status_ignores_reconciled_at() {
+    let status = |at: &str| format!(r#","status":{{"health":{{}},"reconciledAt":"{at}"}}"#);
+    let mut rig = settled(&[&site_app_with("l-1", 5, "h-1", "a", "", &status("1"))]);
+    rig.see(&site_app_with("l-1", 6, "h-1", "a", "", &status("2")));
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+    rig.see(&site_app_with("l-1", 7, "h-1", "a", "", r#","status":{"health":{"status":"Degraded"}}"#));
+    let frames = rig.frames();
+    assert_eq!(frames.len(), 1);
+    assert!(frames[0].data.contains("Degraded") && frames[0].data.contains(r#""spec""#));
+    assert!(frames[0].event_id.starts_with("app_l-1_7_"));
+}
+
+#[test]
+fn refused_objects_block_nothing_and_are_reported() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "bad"));
+    let create = rig.request();
+    rig.fail(&create, 422, "Invalid");
+    let frames = rig.frames();
+    assert_eq!(frames.iter().map(|frame| frame.r#type.as_str()).collect::<Vec<_>>(), ["processed", "error"]);
+    assert!(frames[1].data.contains("Invalid!"));
+    assert!(matches!(rig.notes()[..], [Note::Refused { .. }]));
+    assert_eq!(rig.requests(), vec![]);
+    // A newer word is tried at once and clears it.
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 8, "good"));
+    let read = rig.request();
+    rig.fail(&read, 404, "NotFound");
+    let create = rig.request();
+    assert!(body(&create).contains("good"));
+    rig.done(&create, &site_app("l-1", 9, "h-1", "good"));
+    assert!(rig.types().contains(&"processed".to_string()));
+}
+
+#[test]
+fn a_refused_object_is_tried_again() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let create = rig.request();
+    rig.fail(&create, 403, "Forbidden");
+    rig.advance(Duration::from_secs(60));
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.fail(&read, 404, "NotFound");
+    assert_eq!(verb(&rig.request()), "POST");
+}
+
+#[test]
+fn trouble_withholds_the_acknowledgement_for_thirty_seconds() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let mut creates = 0;
+    let start = rig.now;
+    let mut acknowledged_after = None;
+    for _ in 0..200 {
+        for request in rig.requests() {
+            creates += usize::from(verb(&request) == "POST");
+            if verb(&request) == "GET" {
+                rig.fail(&request, 404, "NotFound");
+            } else {
+                rig.fail(&request, 503, "ServiceUnavailable");
+            }
+        }
+        if rig.types().contains(&"processed".to_string()) && acknowledged_after.is_none() {
+            acknowledged_after = Some(rig.now - start);
+        }
+        rig.advance(Duration::from_millis(500));
+    }
+    assert!(creates > 3 && creates < 40, "{creates}");
+    let after = acknowledged_after.unwrap();
+    assert!(after >= Duration::from_secs(30) && after < Duration::from_secs(32), "{after:?}");
+    // The retry is ours now.
+    rig.advance(Duration::from_secs(301));
+    let request = rig.request();
+    if verb(&request) == "GET" {
+        rig.fail(&request, 404, "NotFound");
+        assert_eq!(verb(&rig.request()), "POST");
+    }
+}
+
+#[test]
+fn a_lost_answer_is_read_back() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let create = rig.request();
+    rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+    assert_eq!(rig.requests(), vec![]);
+    rig.advance(Duration::from_secs(2));
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.done(&read, &site_app("l-1", 9, "h-1", "a"));
+    assert_eq!(rig.requests(), vec![]);
+    assert!(rig.types().contains(&"processed".to_string()));
+}
+
+#[test]
+fn start_verifies_everything_once_per_process() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = Rig::site(&[&local]);
+    rig.connect();
+    let mut types = Vec::new();
+    for round in 0..2 {
+        for _ in 0..6 {
+            for request in rig.requests() {
+                rig.done(&request, &local);
+            }
+            for frame in rig.frames() {
+                types.push((round, frame.r#type.clone()));
+                rig.ack(&frame);
+            }
+        }
+        rig.core.disconnected(rig.now);
+        rig.connect();
+    }
+    types.sort();
+    let types: Vec<_> = types.iter().map(|(round, word)| (*round, word.as_str())).collect();
+    assert_eq!(types, [(0, "request-synced-resource-list"), (0, "request-update"), (0, "status-update")]);
+}
