@@ -110,7 +110,7 @@ pub fn recreate_body(
 ) -> Result<Vec<u8>, Malformed> {
     let view = ObjectView::parse(last).map_err(|_| Malformed)?;
     let annotations = string_map(view.annotations)?;
-    let spec = spec.or_else(|| view.spec.map(|spec| spec)).ok_or(Malformed)?;
+    let spec = spec.or(view.spec).ok_or(Malformed)?;
     let status = match on_recreate {
         OnRecreate::Ignore => CopyStatus::AsIs,
         OnRecreate::ClearStatus => CopyStatus::WithoutOperationState,

@@ -394,7 +394,7 @@ impl Core {
                 // The API server prunes fields of this spec: what it made of it stands already.
                 spec = reference.spec.to_vec();
             }
-            Some(update_patch(view, &incoming, &spec, stamp).ok()?)
+            update_patch(view, &incoming, &spec, stamp).ok()
         });
         match built {
             None => {
