@@ -204,6 +204,9 @@ pub fn canonical(text: &[u8], out: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
 
 /// [`canonical`] without the top-level member `except` (none if empty).
 pub(crate) fn canonical_except(text: &[u8], except: &str, out: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    if u32::try_from(text.len()).is_err() {
+        return Err(Error { reason: "text too long", at: 0 });
+    }
     let mut tape = Tape::default();
     let mut cursor = Cursor { text, at: 0 };
     cursor.value(Some(&mut tape))?;
@@ -215,18 +218,18 @@ pub(crate) fn canonical_except(text: &[u8], except: &str, out: &mut dyn FnMut(&[
     loop {
         // One value begins.
         let node = nodes[current];
-        let raw = &text[node.start..node.end];
+        let raw = node.text(text);
         match raw[0] {
             b'{' => {
                 let mut list = Vec::new();
                 let mut child = current + 1;
-                while child < node.next {
+                while child < node.next() {
                     // Children of an object alternate: key, value.
-                    let key = decode(&text[nodes[child].start..nodes[child].end]);
+                    let key = decode(nodes[child].text(text));
                     if !(open.is_empty() && !except.is_empty() && key == except) {
                         list.push((key, child + 1));
                     }
-                    child = nodes[child + 1].next;
+                    child = nodes[child + 1].next();
                 }
                 // Of equal keys the last one counts: it sorts first, and the others are dropped.
                 list.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()).then(b.1.cmp(&a.1)));
@@ -236,11 +239,11 @@ pub(crate) fn canonical_except(text: &[u8], except: &str, out: &mut dyn FnMut(&[
             }
             b'[' => {
                 out(b"[");
-                let rest = Rest::Elements { next: current + 1, end: node.next };
+                let rest = Rest::Elements { next: current + 1, end: node.next() };
                 open.push(Frame { close: b"]", first: true, rest });
             }
             b'"' => canonical_string(&decode(raw), out),
-            b'-' | b'0'..=b'9' => canonical_number(raw, node.start, out)?,
+            b'-' | b'0'..=b'9' => canonical_number(raw, node.start as usize, out)?,
             _ => out(raw),
         }
         // Find the next one.
@@ -254,7 +257,7 @@ pub(crate) fn canonical_except(text: &[u8], except: &str, out: &mut dyn FnMut(&[
                 Rest::Elements { next, end } => {
                     let element = (next < end).then_some(*next);
                     if let Some(element) = element {
-                        *next = nodes[element].next;
+                        *next = nodes[element].next();
                     }
                     (None, element)
                 }
@@ -307,28 +310,41 @@ struct Tape {
     open: Vec<usize>,
 }
 
+/// Twelve bytes per value, since a document may hold little else; the text is known to be shorter than 4 GiB, and
+/// so is the number of its values.
 #[derive(Clone, Copy)]
 struct Node {
-    start: usize,
-    end: usize,
-    next: usize,
+    start: u32,
+    end: u32,
+    next: u32,
+}
+
+impl Node {
+    const fn text<'a>(&self, document: &'a [u8]) -> &'a [u8] {
+        let (_, from_start) = document.split_at(self.start as usize);
+        from_start.split_at((self.end - self.start) as usize).0
+    }
+
+    const fn next(&self) -> usize {
+        self.next as usize
+    }
 }
 
 impl Tape {
     fn leaf(&mut self, start: usize, end: usize) {
-        let next = self.nodes.len() + 1;
-        self.nodes.push(Node { start, end, next });
+        let next = self.nodes.len() as u32 + 1;
+        self.nodes.push(Node { start: start as u32, end: end as u32, next });
     }
 
     fn enter(&mut self, start: usize) {
         self.open.push(self.nodes.len());
-        self.nodes.push(Node { start, end: start, next: 0 });
+        self.nodes.push(Node { start: start as u32, end: start as u32, next: 0 });
     }
 
     fn leave(&mut self, end: usize) {
-        let next = self.nodes.len();
+        let next = self.nodes.len() as u32;
         if let Some(node) = self.open.pop().and_then(|index| self.nodes.get_mut(index)) {
-            node.end = end;
+            node.end = end as u32;
             node.next = next;
         }
     }
@@ -705,3 +721,250 @@ fn canonical_number(raw: &[u8], at: usize, out: &mut dyn FnMut(&[u8])) -> Result
 
 /// The nesting that the reference's decoder accepts.
 const MAX_DEPTH: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    use super::*;
+    use crate::rand::Rng;
+
+    fn canon(text: &str) -> Result<String, Error> {
+        let mut out = Vec::new();
+        canonical(text.as_bytes(), &mut |piece| out.extend_from_slice(piece))?;
+        Ok(String::from_utf8(out).expect("UTF-8"))
+    }
+
+    fn edited(text: &str, edits: &[(&[&str], Option<&str>)]) -> String {
+        let edits: Vec<Edit<'_>> =
+            edits.iter().map(|(path, value)| Edit { path, value: value.map(str::as_bytes) }).collect();
+        String::from_utf8(edit(text.as_bytes(), &edits).expect("an object")).expect("UTF-8")
+    }
+
+    #[test]
+    fn values_are_checked() {
+        for good in ["1", "-0.5e+7", " null ", "[]", "{}", "[1,{\"a\":[[]]}]", "\"\\ud83d\"", "true"] {
+            assert_eq!(value(good.as_bytes()), Ok(good.trim().as_bytes()), "{good}");
+        }
+        for bad in [
+            "",
+            " ",
+            "nul",
+            "01",
+            "1.",
+            "-",
+            "1e",
+            "+1",
+            "[1,]",
+            "[1 2]",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{a:1}",
+            "{\"a\":1,}",
+            "[}",
+            "{]",
+            "\"",
+            "\"\\x\"",
+            "\"\\u12g4\"",
+            "\"\t\"",
+            "1 1",
+            "]",
+            "{\"a\":1]",
+            "NaN",
+        ] {
+            assert!(value(bad.as_bytes()).is_err(), "{bad}");
+            assert!(canon(bad).is_err(), "{bad}");
+        }
+        let error = value(b"{\"a\":tru}").expect_err("no word");
+        assert_eq!(error.to_string(), "invalid JSON at byte 5: expected a value");
+    }
+
+    #[test]
+    fn nesting_is_limited_and_costs_no_stack() {
+        let nested = |depth: usize| ["[".repeat(depth), "]".repeat(depth)].concat();
+        assert!(canon(&nested(MAX_DEPTH)).is_ok());
+        assert_eq!(canon(&nested(MAX_DEPTH + 1)).expect_err("too deep").reason, "nested too deeply");
+        assert!(value(nested(1_000_000).as_bytes()).is_err());
+        // Skipping a subtree is one step: this would take minutes if each level read its rest again.
+        let wide = "1,".repeat(500_000);
+        let deep = ["{\"a\":[".repeat(4_000), wide, "1".into(), "]}".repeat(4_000)].concat();
+        assert_eq!(canon(&deep).expect("valid"), deep);
+    }
+
+    #[test]
+    fn members_keep_order_and_the_last_counts() {
+        let object = br#" { "b" : 1 , "a\u0062" : "x", "b":{"c":null} } "#;
+        let list = members(object).expect("an object");
+        let keys: Vec<&str> = list.iter().map(|(key, _)| key.as_ref()).collect();
+        assert_eq!(keys, ["b", "ab", "b"]);
+        assert_eq!(member(object, "b"), Ok(Some(&br#"{"c":null}"#[..])));
+        assert_eq!(at_path(object, &["b", "c"]), Ok(None));
+        assert_eq!(at_path(object, &["b"]), Ok(Some(&br#"{"c":null}"#[..])));
+        assert!(members(b"[]").is_err());
+        assert!(members(b"{} x").is_err());
+        assert!(members(b"{\"a\":1").is_err());
+    }
+
+    #[test]
+    fn strings_decode() {
+        let decoded = |literal: &[u8]| string(literal).map(Cow::into_owned);
+        assert_eq!(decoded(br#""a\"\\\/\b\f\n\r\t\u00e4""#).as_deref(), Some("a\"\\/\u{8}\u{c}\n\r\tä"));
+        assert_eq!(decoded(br#""\ud83d\ude00\ud83dx\ude00""#).as_deref(), Some("😀\u{fffd}x\u{fffd}"));
+        assert_eq!(decoded(b"\"a\xe2\x82b\""), Some("a\u{fffd}\u{fffd}b".to_string()));
+        assert!(matches!(string(b"\"plain\""), Some(Cow::Borrowed("plain"))));
+        assert_eq!(string(b"1"), None);
+        let mut out = Vec::new();
+        push_string(&mut out, "a\"\\\u{1}\nä</\u{2028}");
+        assert_eq!(string(&out).as_deref(), Some("a\"\\\u{1}\nä</\u{2028}"));
+        assert_eq!(value(&out), Ok(&out[..]));
+    }
+
+    #[test]
+    fn edits_keep_the_rest() {
+        let object = r#"{"a": 1, "m":{"x":1.0,"y":"\u00e4"},"z":[ 1 ]}"#;
+        assert_eq!(
+            edited(object, &[(&["m", "x"], Some("2")), (&["m", "n", "o"], Some("{}")), (&["a"], None)]),
+            r#"{"m":{"x":2,"y":"\u00e4","n":{"o":{}}},"z":[ 1 ]}"#
+        );
+        assert_eq!(
+            edited("{}", &[(&["a", "b"], Some("1")), (&["a", "c"], Some("2"))]),
+            r#"{"a":{"b":1,"c":2}}"#
+        );
+        assert_eq!(edited(r#"{"a":5}"#, &[(&["a", "b"], None)]), r#"{"a":5}"#);
+        assert_eq!(edited(r#"{"a":null}"#, &[(&["a", "b"], Some("1"))]), r#"{"a":{"b":1}}"#);
+        // Removing what is not there leaves no trace; of repeated keys the last one is edited.
+        assert_eq!(edited("{}", &[(&["a"], None)]), "{}");
+        assert_eq!(
+            edited(r#"{"a":{"x":1},"a":{"y":2}}"#, &[(&["a", "z"], Some("3"))]),
+            r#"{"a":{"y":2,"z":3}}"#
+        );
+        assert_eq!(set_member(b"{}", "a\"", b"1").as_deref(), Ok(&br#"{"a\"":1}"#[..]));
+        assert_eq!(remove_member(br#"{"a":1,"b":2}"#, "a").as_deref(), Ok(&br#"{"b":2}"#[..]));
+        assert!(set_member(b"[]", "a", b"1").is_err());
+    }
+
+    #[test]
+    fn canonical_numbers() {
+        for (text, expected) in [
+            ("-0", "0"),
+            ("-0.0", "-0"),
+            ("1E2", "100"),
+            ("9223372036854775808", "9223372036854776000"),
+            ("0.000001", "0.000001"),
+            ("0.00000099", "9.9e-7"),
+            ("1e21", "1e+21"),
+            ("123456789e-15", "1.23456789e-7"),
+            ("5e-324", "5e-324"),
+        ] {
+            assert_eq!(canon(text).as_deref(), Ok(expected), "{text}");
+        }
+        assert!(canon("[1e999]").is_err());
+    }
+
+    #[test]
+    fn same_is_by_value() {
+        assert!(same(br#"{"a":1,"b":[1.0]}"#, br#"{ "b":[1],"a":1 }"#));
+        assert!(!same(br#"{"a":[1,2]}"#, br#"{"a":[2,1]}"#));
+        assert!(!same(b"{", b"["));
+        assert!(same(b"{", b"{"));
+    }
+
+    /// Writes a random value with random white space and escapes.
+    fn random_value(rng: &mut Rng, depth: u64, out: &mut String) {
+        let space = |rng: &mut Rng, out: &mut String| out.push_str(["", " ", "\n\t"][rng.below(3) as usize]);
+        let text = |rng: &mut Rng, out: &mut String| {
+            out.push('"');
+            for _ in 0..rng.below(4) {
+                out.push_str(
+                    ["a", "b", "<", "\\u0041", "\\n", "ä", "\u{2028}", "\\\""][rng.below(8) as usize],
+                );
+            }
+            out.push('"');
+        };
+        space(rng, out);
+        match rng.below(if depth == 0 { 4 } else { 7 }) {
+            0 => out.push_str(["null", "true", "false"][rng.below(3) as usize]),
+            1 => out.push_str(&(rng.next_u64() as i32).to_string()),
+            2 => out.push_str(["0.5", "1e3", "-2.50", "7e-9", "1e30"][rng.below(5) as usize]),
+            3 => text(rng, out),
+            4 => {
+                out.push('[');
+                for index in 0..rng.below(4) {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    random_value(rng, depth - 1, out);
+                }
+                out.push(']');
+            }
+            _ => {
+                out.push('{');
+                for index in 0..rng.below(5) {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    space(rng, out);
+                    text(rng, out);
+                    space(rng, out);
+                    out.push(':');
+                    random_value(rng, depth - 1, out);
+                }
+                out.push('}');
+            }
+        }
+        space(rng, out);
+    }
+
+    /// A second reader agrees on the value, and the form is stable.
+    #[test]
+    fn canonical_keeps_the_value() {
+        let mut rng = Rng::new(11);
+        for _ in 0..5_000 {
+            let mut text = String::new();
+            random_value(&mut rng, 4, &mut text);
+            let canonical = canon(&text).expect("valid");
+            assert_eq!(canon(&canonical).as_deref(), Ok(canonical.as_str()), "{text}");
+            assert!(same(text.as_bytes(), canonical.as_bytes()));
+            let numbers_as_text = |text: &str| {
+                serde_json::from_str::<serde_json::Value>(text).map(as_floats).expect("the other reader")
+            };
+            assert_eq!(numbers_as_text(&text), numbers_as_text(&canonical), "{text}");
+        }
+    }
+
+    /// The other reader tells 1000 from 1e3, the reference does not.
+    fn as_floats(value: serde_json::Value) -> serde_json::Value {
+        use serde_json::Value;
+        match value {
+            Value::Number(number) => Value::from(number.as_f64()),
+            Value::Array(list) => list.into_iter().map(as_floats).collect(),
+            Value::Object(map) => {
+                Value::Object(map.into_iter().map(|(key, value)| (key, as_floats(value))).collect())
+            }
+            other => other,
+        }
+    }
+
+    #[test]
+    fn edits_agree_with_another_implementation() {
+        let mut rng = Rng::new(12);
+        let keys = ["a", "b", "A"];
+        for _ in 0..5_000 {
+            let mut text = String::new();
+            random_value(&mut rng, 3, &mut text);
+            let Ok(mut expected) = serde_json::from_str::<serde_json::Map<_, _>>(&text) else { continue };
+            let key = keys[rng.below(3) as usize];
+            let ours = if rng.below(2) == 0 {
+                expected.remove(key);
+                remove_member(text.as_bytes(), key)
+            } else {
+                expected.insert(key.to_string(), serde_json::Value::from(vec![1]));
+                set_member(text.as_bytes(), key, b"[1]")
+            };
+            let ours: serde_json::Map<_, _> =
+                serde_json::from_slice(&ours.expect("an object")).expect("valid");
+            assert_eq!(ours, expected, "{text}");
+        }
+    }
+}
