@@ -147,3 +147,62 @@ pub fn value_fingerprint(text: &[u8]) -> u64 {
 fn first_eight(sum: &Checksum) -> u64 {
     sum[..8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| alloc::format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn examples_of_the_notes() {
+        let object = br#"{"spec":{"destination":{"name":"agent-1"},"project":"default","source":{
+            "repoURL":"https://git.example.com/a?x=1&y=<2>","path":"guestbook","targetRevision":"HEAD"},
+            "syncPolicy":{"retry":{"limit":5},"automated":{"prune":true}}}}"#;
+        let sum = spec_checksum(Kind::Application, object).expect("a spec");
+        assert_eq!(hex(&sum), "9eaecaa126cf98301b44c9648fc74abac3c35dd1b9e708c3ecabc88b266ed506");
+        let spec = json::member(object, "spec").expect("an object").expect("a spec");
+        assert_eq!(bare_spec_checksum(spec), Ok(sum));
+
+        let list = list_checksum([
+            ("Repository", "repo-a", "33333333-3333-4333-8333-333333333333"),
+            ("Application", "guestbook", "11111111-1111-4111-8111-111111111111"),
+            ("AppProject", "default", "22222222-2222-4222-8222-222222222222"),
+        ]);
+        let list = list.expect("not empty");
+        assert_eq!(hex(&list), "be892e7b868f8e0760dda5fe6cee46ee3d892bc6504d7913b8b8ccf76ac60c92");
+        assert_eq!(list_checksum([]), None);
+    }
+
+    #[test]
+    fn joined_texts_are_sorted() {
+        // By tuples "a" comes before "a-b"; by texts "a-b/" comes before "a/".
+        let list = list_checksum([("Application", "a", "2"), ("Application", "a-b", "1")]);
+        let joined = Sha256::digest("Application/a-b/1Application/a/2");
+        assert_eq!(list, Some(joined.into()));
+    }
+
+    #[test]
+    fn what_has_no_checksum() {
+        let sum = |text: &str| spec_checksum(Kind::Application, text.as_bytes());
+        assert_eq!(sum(r#"{"status":{}}"#), Err(ChecksumError::Missing));
+        assert_eq!(sum(r#"{"spec":null}"#), Err(ChecksumError::NotAnObject));
+        assert_eq!(sum(r#"{"spec":[1]}"#), Err(ChecksumError::NotAnObject));
+        assert!(matches!(sum(r#"{"spec":{"a":1e999}}"#), Err(ChecksumError::Json(_))));
+        assert!(matches!(sum("{"), Err(ChecksumError::Json(_))));
+        assert_eq!(ChecksumError::Missing.to_string(), "the object has no spec or data");
+        assert!(subtree_checksum(Subtree::ConfigMapData, b"{}").is_ok());
+        assert_eq!(subtree_checksum(Subtree::SecretData, b"{}"), Err(ChecksumError::Missing));
+    }
+
+    #[test]
+    fn fingerprints() {
+        assert_eq!(fingerprint(b"{}"), 0x4413_6fa3_55b3_678a);
+        assert_eq!(value_fingerprint(b" { } "), fingerprint(b"{}"));
+        assert_eq!(value_fingerprint(b"{"), fingerprint(b"{"));
+    }
+}

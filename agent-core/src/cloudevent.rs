@@ -542,3 +542,182 @@ const EVENTID: &str = "eventid";
 const PRINCIPALUID: &str = "principaluid";
 const RESOURCEID: &str = "resourceid";
 const SENTAT: &str = "sentat";
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::String;
+
+    use super::*;
+
+    fn message(fields: &[&[u8]]) -> Vec<u8> {
+        let event = fields.concat();
+        let mut out = Vec::new();
+        put(&mut out, 1, &event);
+        out
+    }
+
+    fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        put(&mut out, number, bytes);
+        out
+    }
+
+    fn attribute(name: &str, value: &[u8]) -> Vec<u8> {
+        field(5, &[field(1, name.as_bytes()), field(2, value)].concat())
+    }
+
+    fn writer() -> EventWriter<'static> {
+        EventWriter {
+            source: "",
+            r#type: Type::SpecUpdate.as_str(),
+            target: Target::Application,
+            subject: Some(("agent-1", "guestbook")),
+            event_id: "guestbook_u1_42",
+            resource_id: "guestbook_u1",
+            sent_at: Some("2026-01-02T03:04:05Z"),
+            principal_uid: Some("p"),
+            data: b"{\"spec\":{}}",
+        }
+    }
+
+    #[test]
+    fn written_events_read_back() {
+        let mut message = Vec::new();
+        writer().encode(&mut message);
+        let view = EventView::decode(&message).expect("own event");
+        assert_eq!(view.target(), Some(Target::Application));
+        assert_eq!(view.event_type(), EventType::Known(Type::SpecUpdate));
+        assert_eq!((view.source, view.subject), ("", "agent-1/guestbook"));
+        assert_eq!((view.event_id, view.resource_id), ("guestbook_u1_42", "guestbook_u1"));
+        assert_eq!((view.sent_at, view.principal_uid), ("2026-01-02T03:04:05Z", "p"));
+        assert_eq!(view.content_type, "application/json");
+        assert_eq!(view.payload(), Ok(&b"{\"spec\":{}}"[..]));
+        assert!(!view.is_ack());
+
+        let ack = view.ack(AGENT_SOURCE);
+        let ack = EventView::decode(&ack).expect("own acknowledgement");
+        assert!(ack.is_ack());
+        assert_eq!(ack.event_type(), EventType::Known(Type::Processed));
+        assert_eq!(ack.source, AGENT_SOURCE);
+        assert_eq!((ack.subject, ack.content_type, ack.data), ("", "", &b""[..]));
+        assert_eq!(ack.extensions, view.extensions);
+    }
+
+    /// The lengths are computed, not patched in: try both sides of each step of a varint.
+    #[test]
+    fn lengths_at_varint_steps() {
+        for length in [0, 1, 127, 128, 129, 16_383, 16_384, 2_097_151, 2_097_152] {
+            let data = alloc::vec![b' '; length];
+            let mut message = Vec::new();
+            EventWriter { data: &data, ..writer() }.encode(&mut message);
+            assert_eq!(EventView::decode(&message).expect("own event").data.len(), length);
+        }
+    }
+
+    #[test]
+    fn an_empty_payload_is_written_out() {
+        let mut message = Vec::new();
+        EventWriter { data: b"", target: Target::Heartbeat, ..writer() }.encode(&mut message);
+        assert!(message.ends_with(&[0x32, 0]));
+        assert_eq!(EventView::decode(&message).expect("own event").content_type, "");
+    }
+
+    #[test]
+    fn only_the_right_kind_of_attribute_counts() {
+        let view = |name: &str, value: &[u8]| {
+            let message = message(&[&attribute(name, value)]);
+            EventView::decode(&message)
+                .map(|view| [view.dataschema, view.event_id, view.content_type].map(String::from))
+        };
+        assert_eq!(view("dataschema", &field(5, b"application")).expect("ce_uri")[0], "application");
+        assert_eq!(view("dataschema", &field(3, b"application")).expect("ce_string")[0], "");
+        assert_eq!(view("dataschema", &field(6, b"application")).expect("ce_uri_ref")[0], "");
+        assert_eq!(view("eventid", &field(3, b"e")).expect("ce_string")[1], "e");
+        assert_eq!(view("eventid", &field(5, b"e")).expect("ce_uri")[1], "");
+        assert_eq!(view("eventid", &[0x10, 1]).expect("ce_integer")[1], "");
+        assert_eq!(view("eventid", b""), Err(DecodeError::Attribute("no value is set")));
+        assert_eq!(view("u", &field(5, b"https://x/%zz")), Err(DecodeError::Attribute("not a URI")));
+        // A text where a number belongs is no value at all.
+        assert_eq!(view("eventid", &field(2, b"1")), Err(DecodeError::Attribute("no value is set")));
+    }
+
+    #[test]
+    fn last_one_counts_and_parts_merge() {
+        let first = message(&[
+            &field(4, b"a"),
+            &attribute("eventid", &field(3, b"1")),
+            &attribute("x", &field(3, b"kept")),
+        ]);
+        let second = message(&[&field(4, b"b"), &attribute("eventid", &field(3, b"2")), &field(6, b"d")]);
+        let both = [first, second].concat();
+        let view = EventView::decode(&both).expect("merged");
+        assert_eq!((view.r#type, view.event_id, view.data), ("b", "2", &b"d"[..]));
+        assert_eq!(view.extension_names().collect::<Vec<_>>(), ["eventid", "x"]);
+    }
+
+    #[test]
+    fn acknowledgements_copy_names_as_the_reference_does() {
+        let text = field(3, b"v");
+        let message = message(&[
+            &attribute("Upper", &text),
+            &attribute("with-dash", &text),
+            &attribute("", &text),
+            &attribute("time", &text),
+            &attribute("DataSchema", &text),
+        ]);
+        let view = EventView::decode(&message).expect("odd names");
+        assert_eq!(view.extension_names().collect::<Vec<_>>(), ["upper"]);
+        assert_eq!(view.dataschema, "");
+    }
+
+    #[test]
+    fn payloads() {
+        let payload = |content_type: &[u8], data: Vec<u8>| {
+            let message = message(&[&attribute("datacontenttype", &field(3, content_type)), &data]);
+            EventView::decode(&message).map(|view| view.payload().map(<[u8]>::to_vec)).expect("readable")
+        };
+        let binary = || field(6, b"{}");
+        for json in ["application/json", "text/json", "application/json; charset=utf-8", "application/x+json"]
+        {
+            assert_eq!(payload(json.as_bytes(), binary()), Ok(b"{}".to_vec()), "{json}");
+        }
+        assert_eq!(payload(b"Application/JSON", binary()), Err(PayloadError::ContentType));
+        assert_eq!(payload(b"text/plain", field(6, b"")), Ok(Vec::new()));
+        assert_eq!(payload(b"application/json", field(7, b"{}")), Err(PayloadError::TextData));
+        let any = field(8, &[field(1, b"type"), field(2, b"{}")].concat());
+        assert_eq!(payload(b"application/json", any), Ok(b"{}".to_vec()));
+    }
+
+    #[test]
+    fn malformed_messages() {
+        for (bytes, reason) in [
+            (&[0x0a][..], "truncated"),
+            (&[0x0a, 5, 0], "truncated"),
+            (&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], "varint"),
+            (&[0x00, 0], "field number"),
+            (&[0x0b], "wire type"),
+            (&[0x0a, 3, 0x22, 1, 0xff], "text that is not UTF-8"),
+        ] {
+            assert_eq!(EventView::decode(bytes), Err(DecodeError::Malformed(reason)));
+        }
+        assert_eq!(EventView::decode(b""), Ok(EventView::default()));
+        // Fields that we do not know are passed over, whatever their type.
+        let unknown =
+            message(&[&[0x48, 1], &[0x51, 0, 0, 0, 0, 0, 0, 0, 0], &[0x5d, 0, 0, 0, 0], &field(4, b"t")]);
+        assert_eq!(EventView::decode(&unknown).expect("unknown fields").r#type, "t");
+    }
+
+    #[test]
+    fn limits() {
+        let text = field(3, b"v");
+        let many: Vec<u8> =
+            (0..=MAX_ATTRIBUTES).flat_map(|index| attribute(&alloc::format!("a{index}"), &text)).collect();
+        assert_eq!(EventView::decode(&message(&[&many])), Err(DecodeError::TooLarge("number of attributes")));
+        let long = alloc::vec![b'a'; MAX_ATTRIBUTE_BYTES + 1];
+        let large = |fields: &[u8]| EventView::decode(&message(&[fields])).map(|_| ());
+        assert_eq!(large(&attribute("a", &field(3, &long))), Err(DecodeError::TooLarge("attribute value")));
+        assert_eq!(large(&field(4, &long)), Err(DecodeError::TooLarge("source or type")));
+        let name = String::from_utf8(long).expect("ASCII");
+        assert_eq!(large(&attribute(&name, &text)), Err(DecodeError::TooLarge("attribute name")));
+    }
+}

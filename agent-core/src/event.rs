@@ -468,3 +468,105 @@ pub fn base64_decode(text: &[u8]) -> Option<Vec<u8>> {
     }
     (sextets == 0).then_some(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rand::Rng;
+
+    #[test]
+    fn words() {
+        for target in Target::ALL {
+            assert_eq!(Target::parse(target.as_str()), Some(*target));
+        }
+        for known in Type::ALL {
+            assert_eq!(EventType::parse(known.as_str()), EventType::Known(*known));
+            assert!(known.as_str().starts_with("io.argoproj.argocd-agent.event."));
+        }
+        assert_eq!(Target::parse("Application"), None);
+        assert_eq!(EventType::parse("GET"), EventType::Other("GET"));
+        assert_eq!(EventType::parse("GET").as_str(), "GET");
+    }
+
+    #[test]
+    fn ids() {
+        assert_eq!(resource_id("guestbook", "u1"), "guestbook_u1");
+        let id = event_id("guestbook", "u1", "42", b"{}");
+        assert_eq!(id, "guestbook_u1_42_44136fa3");
+        assert_eq!(id, event_id("guestbook", "u1", "42", b"{}"));
+        assert_ne!(id, event_id("guestbook", "u1", "42", b"{ }"));
+        assert!(!is_synthetic(&id));
+        for synthetic in [synthetic_event_id("a", "u").as_str(), "a__", "a_u__0badcafe"] {
+            assert!(is_synthetic(synthetic), "{synthetic}");
+        }
+        for other in ["", "a", "a_u", "a_u_1", "0d4530e2-b0b0-4b8f-afac-c5f9648c4bae"] {
+            assert!(!is_synthetic(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn base64() {
+        let mut rng = Rng::new(5);
+        for length in 0..64 {
+            let bytes: Vec<u8> = (0..length).map(|_| rng.next_u64() as u8).collect();
+            let mut text = Vec::new();
+            base64_encode(&bytes, &mut text);
+            assert_eq!(text.len() % 4, 0);
+            assert_eq!(base64_decode(&text), Some(bytes));
+        }
+        assert_eq!(base64_decode(b"AAEC\r\n/w==\n"), Some(alloc::vec![0, 1, 2, 255]));
+        for bad in
+            ["A", "AA", "AAA", "A===", "AA=A", "AA==AAAA", "AA==A", "====", "AA=", "A-==", "AAAA=", "AA= ="]
+        {
+            assert_eq!(base64_decode(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn bodies() {
+        let resource = SyncedResource {
+            name: "a\"".into(),
+            namespace: "".into(),
+            uid: "u".into(),
+            kind: "Application".into(),
+        };
+        assert_eq!(resource.encode(), br#"{"name":"a\"","uid":"u","kind":"Application"}"#);
+        assert_eq!(SyncedResource::decode(&resource.encode()), Ok(resource.clone()));
+        let request = RequestUpdate { resource, checksum: Some(alloc::vec![0; 32]) };
+        assert_eq!(RequestUpdate::decode(&request.encode()), Ok(request.clone()));
+        let none = RequestUpdate { checksum: None, ..request };
+        assert!(none.encode().ends_with(br#""checksum":null}"#));
+        assert_eq!(RequestUpdate::decode(&none.encode()), Ok(none.clone()));
+
+        for checksum in [None, Some(Vec::new()), Some(alloc::vec![7; 32])] {
+            let list = SyncedResourceList { checksum };
+            assert_eq!(SyncedResourceList::decode(&list.encode()), Ok(list.clone()));
+        }
+        assert_eq!(SyncedResourceList { checksum: Some(Vec::new()) }.encode(), br#"{"checksum":""}"#);
+        // Absent, null, other case, unknown keys, nothing at all.
+        for lenient in ["{}", r#"{"checksum":null,"x":1}"#, ""] {
+            assert_eq!(SyncedResourceList::decode(lenient.as_bytes()), Ok(SyncedResourceList::default()));
+        }
+        let other_case = SyncedResource::decode(br#"{"NAME":"n","uid":null}"#).expect("lenient");
+        assert_eq!(other_case, SyncedResource { name: "n".into(), ..SyncedResource::default() });
+
+        assert_eq!(SyncedResource::decode(br#"{"uid":1}"#), Err(BodyError::Field("uid")));
+        assert_eq!(SyncedResourceList::decode(br#"{"checksum":"?"}"#), Err(BodyError::Field("checksum")));
+        assert_eq!(RequestUpdate::decode(br#"{"checksum":[1]}"#), Err(BodyError::Field("checksum")));
+        assert!(matches!(ErrorBody::decode(b"[]"), Err(BodyError::Json(_))));
+        let error = ErrorBody { message: "no \u{1f}".into(), ..ErrorBody::default() };
+        assert_eq!(ErrorBody::decode(&error.encode()), Ok(error.clone()));
+    }
+
+    #[test]
+    fn request_update_needs_a_source() {
+        let of = |object: &'static str, peer| {
+            RequestUpdate::of_object("Application", Subtree::Spec, object.as_bytes(), peer)
+        };
+        assert_eq!(of(r#"{"spec":{}}"#, ""), Err(RequestUpdateError::NoSourceUid));
+        let remapped = r#"{"metadata":{"name":"a","namespace":"n","annotations":{
+            "argocd.argoproj.io/source-uid":"s","argocd.argoproj.io/namespace-remapped":"true"}},"spec":{}}"#;
+        assert_eq!(of(remapped, ""), Err(RequestUpdateError::NoPeerNamespace));
+        assert_eq!(of(remapped, "hub").expect("complete").resource.namespace, "hub");
+    }
+}

@@ -225,3 +225,76 @@ fn lookup<'a>(map: &'a [u8], key: &str) -> Option<Cow<'a, str>> {
 fn text_at<'a>(object: &'a [u8], path: &[&str]) -> Option<Cow<'a, str>> {
     json::at_path(object, path).ok().flatten().and_then(json::string)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields() {
+        let text = br#"{"apiVersion":"argoproj.io/v1alpha1","metadata":{"name":"g\u0075estbook","namespace":"argocd",
+            "uid":"u","resourceVersion":"7","deletionTimestamp":"2026-01-02T03:04:05Z","annotations":
+            {"argocd.argoproj.io/source-uid":"s","argocd.argoproj.io/refresh":"hard","x":"\"q\""},
+            "labels":{"l":"1"},"finalizers":["f"],"ownerReferences":[]},
+            "spec":{"destination":{"name":"in-cluster"}},"unknown":[1],
+            "status":{"operationState":{"phase":"Running"},"reconciledAt":"t"},"operation":{"sync":{}}}"#;
+        let view = ObjectView::parse(text).expect("an object");
+        assert_eq!((view.name.as_ref(), view.namespace.as_ref()), ("guestbook", "argocd"));
+        assert_eq!((view.uid.as_ref(), view.resource_version.as_ref()), ("u", "7"));
+        assert_eq!(view.deletion_timestamp.as_deref(), Some("2026-01-02T03:04:05Z"));
+        assert_eq!(view.source_uid().as_deref(), Some("s"));
+        assert_eq!(view.tracked_uid(), "s");
+        assert_eq!(view.principal_uid(), None);
+        assert_eq!(view.refresh().as_deref(), Some("hard"));
+        assert_eq!(view.annotation("x").as_deref(), Some("\"q\""));
+        assert_eq!(view.label("l").as_deref(), Some("1"));
+        assert_eq!(view.finalizers, Some(&br#"["f"]"#[..]));
+        assert_eq!(view.owner_references, Some(&b"[]"[..]));
+        assert_eq!(view.operation, Some(&br#"{"sync":{}}"#[..]));
+        assert_eq!(view.operation_phase().as_deref(), Some("Running"));
+        assert_eq!(view.reconciled_at().as_deref(), Some("t"));
+        assert_eq!(view.destination_name().as_deref(), Some("in-cluster"));
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let text = br#"{"metadata":{"name":null,"annotations":null,"deletionTimestamp":null,"uid":"u"},
+            "operation":null,"status":{"operationState":null}}"#;
+        let view = ObjectView::parse(text).expect("an object");
+        assert_eq!(view, ObjectView { uid: "u".into(), status: view.status, ..ObjectView::default() });
+        assert_eq!(view.operation_phase(), None);
+        assert_eq!(view.tracked_uid(), "u");
+        assert_eq!(ObjectView::parse(b"{\"metadata\":null}"), Ok(ObjectView::default()));
+    }
+
+    #[test]
+    fn an_empty_source_uid_is_still_one() {
+        let text = br#"{"metadata":{"uid":"own","annotations":{"argocd.argoproj.io/source-uid":""}}}"#;
+        assert_eq!(ObjectView::parse(text).expect("an object").tracked_uid(), "");
+    }
+
+    #[test]
+    fn reads_as_leniently_as_the_reference() {
+        let text = br#"{"METADATA":{"Name":"a"},"metadata":{"namespace":"b"},"Spec":{}}"#;
+        let view = ObjectView::parse(text).expect("an object");
+        assert_eq!((view.name.as_ref(), view.namespace.as_ref()), ("a", "b"));
+        assert_eq!(view.spec, Some(&b"{}"[..]));
+    }
+
+    #[test]
+    fn wrong_types_name_the_field() {
+        for (text, field) in [
+            (&br#"{"metadata":[]}"#[..], "metadata"),
+            (br#"{"metadata":{"name":5}}"#, "name"),
+            (br#"{"metadata":{"annotations":"x"}}"#, "annotations"),
+            (br#"{"metadata":{"finalizers":{}}}"#, "finalizers"),
+            (br#"{"metadata":{"deletionTimestamp":1}}"#, "deletionTimestamp"),
+            (br#"{"spec":5}"#, "spec"),
+            (br#"{"operation":[]}"#, "operation"),
+        ] {
+            assert_eq!(ObjectView::parse(text), Err(ObjectError::Field(field)));
+        }
+        assert!(matches!(ObjectView::parse(b"[]"), Err(ObjectError::Json(_))));
+        assert!(matches!(ObjectView::parse(br#"{"metadata":{"name":"n""#), Err(ObjectError::Json(_))));
+    }
+}
