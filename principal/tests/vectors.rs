@@ -102,7 +102,7 @@ fn verify(issuer: &Issuer, case: &Value) {
 #[test]
 fn names() {
     let document = document("dn.json");
-    let credentials = std::collections::HashMap::new();
+    let credentials = std::collections::BTreeMap::new();
     let mut count = 0;
     for case in document["cases"].as_array().unwrap() {
         let id = text(case, "id");

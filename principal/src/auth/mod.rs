@@ -3,7 +3,7 @@
 pub mod dn;
 mod userpass;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use agent_core::request::is_dns_label;
 use regex::Regex;
@@ -48,7 +48,7 @@ pub struct Evidence<'a> {
     /// First value of a metadata key.
     pub header: Option<&'a str>,
     /// `AuthRequest.credentials`.
-    pub credentials: &'a HashMap<String, String>,
+    pub credentials: &'a BTreeMap<String, String>,
 }
 
 impl Method {
@@ -185,7 +185,7 @@ mod tests {
     fn a_header_names_the_agent() {
         let method = parse("header:X-Id:^id=(.*)$", true).unwrap();
         assert_eq!(method.header(), Some("x-id"));
-        let credentials = HashMap::new();
+        let credentials = BTreeMap::new();
         let with = |header| Evidence { certificate: None, header, credentials: &credentials };
         assert_eq!(method.identify(&with(Some("id=agent-1"))).unwrap(), "agent-1");
         assert!(method.identify(&with(Some("id=Agent"))).is_err());

@@ -112,18 +112,7 @@ pub(super) fn bytes(data: &[(&str, &str)]) -> BTreeMap<String, ByteString> {
 pub(super) fn explain(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
-        other => {
-            let mut text = other.to_string();
-            let mut source = std::error::Error::source(other);
-            while let Some(inner) = source {
-                let inner_text = inner.to_string();
-                if !text.contains(&inner_text) {
-                    text = format!("{text}: {inner_text}");
-                }
-                source = inner.source();
-            }
-            text
-        }
+        other => crate::kube::call::explain(other),
     }
 }
 
