@@ -661,14 +661,14 @@ pub(crate) fn usage() -> String {
             Refused => out.push_str(" (not built yet: refused)"),
         }
         let _ = match (flag.env, flag.default) {
-            ("", "") => write!(out, "\n"),
-            (env, "") => write!(out, " [{env}]\n"),
-            (env, default) => write!(out, " [{env}, {default}]\n"),
+            ("", "") => writeln!(out),
+            (env, "") => writeln!(out, " [{env}]"),
+            (env, default) => writeln!(out, " [{env}, {default}]"),
         };
     }
     out.push_str("\nEnvironment only (no effect in this version):\n");
     for flag in FLAGS.iter().filter(|flag| flag.name.is_empty()) {
-        let _ = write!(out, "  {}\n", flag.env);
+        let _ = writeln!(out, "  {}", flag.env);
     }
     out
 }
