@@ -44,7 +44,11 @@ fn targets(levels: &[String]) -> Result<(Targets, Vec<String>), String> {
     }
     // Libraries speak up only when they are asked to in general, and never below debug: their traces hold bodies.
     let libraries = if default >= LevelFilter::DEBUG { LevelFilter::INFO } else { LevelFilter::WARN };
-    let mut targets = Targets::new().with_default(libraries.min(default)).with_target("principal", default);
+    let mut targets = Targets::new()
+        .with_default(libraries.min(default))
+        .with_target("principal", default)
+        // Says without a name what the callers say with one.
+        .with_target("kube_client::client::builder", LevelFilter::OFF);
     for subsystem in SUBSYSTEMS {
         targets = targets.with_target(subsystem, default);
     }

@@ -50,7 +50,7 @@ fn text(value: &Any<'_>) -> Result<String, String> {
         Tag::PrintableString | Tag::Ia5String | Tag::NumericString if bytes.is_ascii() => utf8(),
         // T.61 is read as Latin-1 by everyone.
         Tag::T61String => Ok(bytes.iter().map(|byte| char::from(*byte)).collect()),
-        Tag::BmpString if bytes.len() % 2 == 0 => {
+        Tag::BmpString if bytes.len().is_multiple_of(2) => {
             let units: Vec<u16> =
                 bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
             let units = units.strip_suffix(&[0]).unwrap_or(&units);

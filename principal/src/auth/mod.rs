@@ -148,8 +148,9 @@ fn captured(pattern: &Regex, text: &str) -> Option<String> {
 }
 
 fn compile(pattern: &str, method: &str, warnings: &mut Vec<String>) -> Result<Regex, String> {
-    let regex = Regex::new(pattern)
-        .map_err(|error| format!("--auth {method}: {pattern:?} is not a regular expression: {error}"))?;
+    let regex = Regex::new(pattern).map_err(|error| {
+        format!("--auth {method}: {pattern:?} is not a regular expression: {}", one_line(&error))
+    })?;
     if regex.captures_len() < 2 {
         // Accepted as the reference does; the installed configurations have `mtls:any`.
         warnings.push(format!(
@@ -157,6 +158,12 @@ fn compile(pattern: &str, method: &str, warnings: &mut Vec<String>) -> Result<Re
         ));
     }
     Ok(regex)
+}
+
+/// What is wrong with an expression, without the picture of where.
+pub(crate) fn one_line(error: &regex::Error) -> String {
+    let text = error.to_string();
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

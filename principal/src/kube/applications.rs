@@ -7,7 +7,7 @@ use http_body_util::{BodyExt as _, Limited};
 use kube::Client;
 use kube::client::Body;
 
-use super::call::{explain, status};
+use super::call::{explain, explain_client, status};
 use crate::clock::Clock;
 
 /// Lists and watches Applications until the future is dropped or, with `once`, the first list is complete.
@@ -97,7 +97,7 @@ async fn open(client: &Client, path: &str) -> Result<Body, End> {
         .header(http::header::ACCEPT, "application/json")
         .body(Body::empty())
         .map_err(|error| End::Broken(error.to_string()))?;
-    let response = client.send(request).await.map_err(|error| End::Broken(explain(&error)))?;
+    let response = client.send(request).await.map_err(|error| End::Broken(explain_client(&error)))?;
     let (head, body) = response.into_parts();
     if head.status.is_success() {
         return Ok(body);

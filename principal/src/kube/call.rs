@@ -44,7 +44,7 @@ async fn send(client: &Client, mut call: http::Request<Vec<u8>>) -> Outcome {
     call.headers_mut().insert(ACCEPT, http::HeaderValue::from_static("application/json"));
     let response = match client.send(call.map(Body::from)).await {
         Ok(response) => response,
-        Err(error) => return Outcome::Unknown(explain(&error)),
+        Err(error) => return Outcome::Unknown(explain_client(&error)),
     };
     let (head, body) = response.into_parts();
     match Limited::new(body, ANSWER_LIMIT).collect().await {
@@ -145,6 +145,14 @@ pub(crate) fn encode(text: &str) -> String {
             other => format!("%{other:02X}"),
         })
         .collect()
+}
+
+/// A client error for a person: the API server's own words where it answered.
+pub(crate) fn explain_client(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => explain(other),
+    }
 }
 
 /// An error with its causes, each said once.

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error};
 
-use super::call::explain;
+use super::call::explain_client;
 use crate::options::Options;
 use crate::tls::ServerPair;
 
@@ -91,7 +91,7 @@ impl Material {
         // Twice: another principal may create it between our read and our create.
         for _ in 0..2 {
             let read = api.get_opt(IDENTITY).await;
-            match read.map_err(|error| format!("reading {named}: {}", explain(&error)))? {
+            match read.map_err(|error| format!("reading {named}: {}", explain_client(&error)))? {
                 Some(map) => {
                     let uid = map.data.and_then(|data| data.get(IDENTITY_KEY).cloned()).unwrap_or_default();
                     return if uid.is_empty() {
@@ -112,7 +112,7 @@ impl Material {
                     match api.create(&PostParams::default(), &map).await {
                         Ok(_) => return Ok(uid),
                         Err(Error::Api(status)) if status.is_already_exists() => {}
-                        Err(error) => return Err(format!("creating {named}: {}", explain(&error))),
+                        Err(error) => return Err(format!("creating {named}: {}", explain_client(&error))),
                     }
                 }
             }
@@ -124,7 +124,7 @@ impl Material {
     pub async fn blocklist(&self) -> Result<Vec<String>, String> {
         let api = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
         let map = api.get_opt(BLOCKLIST).await.map_err(|error| {
-            format!("reading configmap {}/{BLOCKLIST}: {}", self.namespace, explain(&error))
+            format!("reading configmap {}/{BLOCKLIST}: {}", self.namespace, explain_client(&error))
         })?;
         Ok(map.and_then(|map| map.data).map(|data| data.into_keys().collect()).unwrap_or_default())
     }
@@ -135,7 +135,7 @@ impl Material {
             return Err(format!("{named}: the name is empty: {hint}"));
         }
         let read = Api::<Secret>::namespaced(self.client.clone(), &self.namespace).get_opt(name).await;
-        let secret = read.map_err(|error| format!("reading {named}: {}", explain(&error)))?;
+        let secret = read.map_err(|error| format!("reading {named}: {}", explain_client(&error)))?;
         secret.map(|secret| (named.clone(), secret)).ok_or_else(|| format!("{named} not found: {hint}"))
     }
 }

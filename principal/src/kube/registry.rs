@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 
-use super::call::explain;
+use super::call::{explain, explain_client};
 
 /// Watches the Secrets for ever and calls `changed` with all registered agents: once when the first list is
 /// complete, then after every change.
@@ -30,11 +30,11 @@ pub async fn run(client: Client, namespace: String, mut changed: impl FnMut(&BTr
             Err(error) => {
                 let wait = std::time::Duration::from_secs(1 << failures.min(5));
                 failures = failures.saturating_add(1);
-                let named = format!("secrets in namespace {namespace}");
+                let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+                let reason = source.map_or_else(|| explain(&error), explain_client);
+                let seconds = wait.as_secs();
                 tracing::warn!(
-                    "cannot watch {named}: {}; next attempt in {} s",
-                    explain(&error),
-                    wait.as_secs()
+                    "cannot watch secrets in namespace {namespace}: {reason}; next attempt in {seconds} s"
                 );
                 tokio::time::sleep(wait).await;
             }

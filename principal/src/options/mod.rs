@@ -221,7 +221,7 @@ impl Values {
                 }
                 return Ok(Value::List(all));
             }
-            if let Some(word) = words.last() {
+            if let Some(word) = words.into_iter().next_back() {
                 return read(word).map_err(bad);
             }
         }
