@@ -1,5 +1,1 @@
-//! The hub half.
-
-fn main() -> std::process::ExitCode {
-    principal::run::main()
-}
+fn main() {}

@@ -350,12 +350,12 @@ fn known(value: &Value, keys: &[&str]) -> Result<(), String> {
     }
 }
 
-fn parse(text: &[u8]) -> Result<Value, String> {
+pub(super) fn parse(text: &[u8]) -> Result<Value, String> {
     serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
 /// `value` without `null`, empty strings and what holds nothing else: typed encoders add such parts.
-fn without_empty(value: &Value) -> Value {
+pub(super) fn without_empty(value: &Value) -> Value {
     match value {
         Value::Object(members) => Value::Object(
             members

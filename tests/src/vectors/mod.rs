@@ -6,6 +6,7 @@
 
 mod checksums;
 mod events;
+mod transform;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -131,7 +132,7 @@ pub fn run_text(text: &[u8]) -> Totals {
     }
     for case in cases {
         let (id, sub) = (case["id"].as_str().unwrap_or("?"), case["sub"].as_str().unwrap_or_default());
-        let outcome = match plan(&kind, sub) {
+        let outcome = match plan(&kind, sub, case) {
             None => Err(format!("unknown kind {kind:?} or sub-kind {sub:?}")),
             Some(Plan::Later(feature)) => {
                 *totals.later.entry(format!("{sub} ({feature})")).or_default() += 1;
@@ -148,12 +149,12 @@ pub fn run_text(text: &[u8]) -> Totals {
     totals
 }
 
-fn plan(kind: &str, sub: &str) -> Option<Plan> {
+fn plan(kind: &str, sub: &str, case: &Value) -> Option<Plan> {
     match kind {
         "events" => events::plan(sub),
         "spec_checksum" => checksums::spec_plan(sub),
         "list_checksum" => checksums::list_plan(sub),
-        "application_transform" => Some(Plan::Later("events applied to an API server")),
+        "application_transform" => transform::plan(sub, case),
         "appproject_transform" => Some(Plan::Later("projects")),
         "glob" => Some(Plan::Later("patterns")),
         "jwt" => Some(Plan::Later("tokens")),
@@ -264,8 +265,16 @@ mod tests {
             "/received/target",
             "/received/event_id",
             "/received/ack/event/type",
+            "/results/0/class",
+            "/results/0/objects_after/0/spec/source/path",
+            "/results/0/objects_after/0/metadata/name",
+            "/results/0/emitted/0/payload/resourceName",
+            "/emitted/0/type",
+            "/emitted/0/payload/spec/source/path",
+            "/emitted/agent-1/0/resource_id",
+            "/emitted/agent-1/0/payload/spec/source/path",
         ];
-        for kind in ["events", "spec_checksum", "list_checksum"] {
+        for kind in ["events", "spec_checksum", "list_checksum", "application_transform"] {
             let path = own_directory().join(kind).with_extension("json");
             let document: Value =
                 serde_json::from_slice(&std::fs::read(path).expect("vectors")).expect("JSON");
