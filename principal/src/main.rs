@@ -1,1 +1,5 @@
-fn main() {}
+//! The hub half.
+
+fn main() -> std::process::ExitCode {
+    principal::run::main()
+}

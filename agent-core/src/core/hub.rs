@@ -2,15 +2,15 @@
 
 use alloc::boxed::Box;
 
-use super::outbox::{Gone, Stage, Want};
+use super::outbox::{Gone, OperationLatch, Stage, Want};
 use super::slot::{
-    Applies, Asked, Compare, FromPeer, Observed, Phase, Present, Purpose, SlotId, StatusWord, Word,
+    Applies, Asked, Compare, Observed, Phase, Present, Purpose, Seen, SlotId, StatusWord, Word,
 };
 use super::{Core, Note, Step, take_asked};
 use crate::checksum::{fingerprint, spec_checksum};
 use crate::object::ObjectView;
 use crate::request::{Key, Verb};
-use crate::transform::{HubCopy, Patch, error_status, status_patch};
+use crate::transform::{HubCopy, Patch, TERMINATING, error_status, status_patch};
 
 /// The parts of a status update that reach the hub's object.
 pub(super) struct StatusParts<'a> {
@@ -32,63 +32,40 @@ impl StatusParts<'_> {
 }
 
 impl Core {
-    pub(super) fn hub_changed(
-        &mut self,
-        id: SlotId,
-        before: Option<Present>,
-        view: &ObjectView<'_>,
-        own_write: bool,
-    ) {
+    pub(super) fn hub_changed(&mut self, id: SlotId, view: &ObjectView<'_>, own_write: bool) {
         let slot = self.slot(id);
         let Some(present) = slot.observed.present().cloned() else { return };
-        let before = before.filter(|before| before.uid == present.uid);
         if slot.out.wants.has(Want::Gone) && slot.out.gone.as_ref().is_none_or(|gone| gone.uid != present.uid)
         {
             // It exists again: what exists now is the latest word about the name.
             slot.out.wants.remove(Want::Gone);
             slot.out.gone = None;
         }
-        let from_peer = &mut slot.from_peer;
-        if own_write {
-            if slot.out.operation.is_none() {
-                from_peer.operation = present.operation;
-            }
-            if !slot.out.refresh {
-                from_peer.refresh = present.refresh;
-            }
-            from_peer.terminating = present.phase == Phase::Terminating;
-        }
-        if present.operation == 0 {
-            from_peer.operation = 0;
-        }
-        if present.refresh == 0 {
-            from_peer.refresh = 0;
-        }
-        if present.phase != Phase::Terminating {
-            from_peer.terminating = false;
-        }
-        let from_peer = *from_peer;
+        let seen = core::mem::take(&mut slot.seen);
+        let seen = if seen.uid == present.uid { seen } else { Seen::default() };
+        slot.seen = Seen {
+            uid: present.uid.clone(),
+            operation: present.operation,
+            refresh: present.refresh,
+            terminating: present.phase == Phase::Terminating,
+            ..Seen::default()
+        };
         if !own_write {
-            let was = before.as_ref();
-            if present.operation != 0
-                && present.operation != from_peer.operation
-                && was.is_none_or(|was| was.operation != present.operation)
+            let is_new = |now: u64, seen: u64, maybe: u64| now != 0 && now != seen && now != maybe;
+            if is_new(present.operation, seen.operation, seen.maybe_operation)
                 && let Some(operation) = view.operation
             {
-                slot.out.operation = Some(operation.into());
+                slot.out.operation = Some(Box::new(OperationLatch {
+                    operation: operation.into(),
+                    resource_version: present.resource_version.clone(),
+                }));
                 self.want(id, Want::Operation);
             }
-            if present.refresh != 0
-                && present.refresh != from_peer.refresh
-                && was.is_none_or(|was| was.refresh != present.refresh)
-            {
+            if is_new(present.refresh, seen.refresh, seen.maybe_refresh) {
                 self.slot(id).out.refresh = true;
                 self.want(id, Want::Exists);
             }
-            if present.phase == Phase::Terminating
-                && !from_peer.terminating
-                && was.is_none_or(|was| was.phase != Phase::Terminating)
-            {
+            if present.phase == Phase::Terminating && !seen.terminating && !seen.maybe_terminating {
                 self.want(id, Want::Terminate);
             }
         }
@@ -104,20 +81,25 @@ impl Core {
     ) {
         self.unwant(id, &[Want::Exists, Want::Operation, Want::Terminate, Want::Report]);
         let slot = self.slot(id);
-        slot.from_peer = FromPeer::default();
+        slot.seen = Seen::default();
         slot.out.operation = None;
         slot.out.refresh = false;
         slot.out.unconfirmed = false;
         if let Some(compare) = slot.compare.take() {
-            // The site has, or asks for, something that does not exist here.
-            slot.out.gone = Some(Box::new(Gone {
-                uid: compare.uid,
-                resource_version: Box::default(),
-                source_uid: None,
-                synthetic: true,
-            }));
-            self.want(id, Want::Gone);
-            return;
+            if slot.out.known_as.is_empty() {
+                // The site has, or asks for, something that does not exist here.
+                slot.out.gone = Some(Box::new(Gone {
+                    uid: compare.uid,
+                    resource_version: Box::default(),
+                    source_uid: None,
+                    synthetic: true,
+                }));
+                self.want(id, Want::Gone);
+                return;
+            }
+            if !compare.uid.is_empty() && !slot.out.known_as.contains(&compare.uid) {
+                slot.out.known_as.push(compare.uid);
+            }
         }
         let slot = self.slot(id);
         let version = version
@@ -130,6 +112,14 @@ impl Core {
         if slot.out.gone.as_ref().is_none_or(|gone| !gone.synthetic) {
             self.tell_gone(id, &version, None);
         }
+    }
+
+    /// A status write was refused: it put nothing on the object.
+    pub(super) fn forget_maybe(&mut self, id: SlotId) {
+        let seen = &mut self.slot(id).seen;
+        seen.maybe_operation = 0;
+        seen.maybe_refresh = 0;
+        seen.maybe_terminating = false;
     }
 
     /// The agent says what it has; the next read tells whether it is what we have.
@@ -167,7 +157,7 @@ impl Core {
         let Some(Asked { what, serial, .. }) = &slot.word else { return Step::Idle };
         let serial = *serial;
         let present = match &slot.observed {
-            Observed::Unknown => return Step::Read,
+            Observed::Unknown(_) => return Step::Read,
             Observed::Absent => {
                 return match what {
                     Word::SiteGone { .. } => self.hub_done(id, None),
@@ -201,13 +191,17 @@ impl Core {
                 if same {
                     return self.hub_done(id, None);
                 }
-                // An echo may arrive before the answer, or instead of it.
+                // An echo may arrive instead of the answer.
                 if !keep_operation {
-                    slot.from_peer.operation = print(word.operation.as_deref());
+                    slot.seen.maybe_operation = print(word.operation.as_deref());
                 }
                 if !keep_refresh {
-                    slot.from_peer.refresh = refresh;
+                    slot.seen.maybe_refresh = refresh;
                 }
+                slot.seen.maybe_terminating = word.status.as_deref().is_some_and(|status| {
+                    let phase = crate::json::at_path(status, &["operationState", "phase"]).ok().flatten();
+                    phase.and_then(crate::json::string).as_deref() == Some(TERMINATING)
+                });
                 status_patch(
                     hub,
                     word.status.as_deref(),

@@ -187,6 +187,9 @@ impl Core {
         let id = self.slot_id(key);
         let slot = self.slot(id);
         slot.unlisted = false;
+        if slot.gone_uid.as_deref() == Some(&*view.uid) {
+            return;
+        }
         let present = Present::new(view);
         if let Some(purpose) = slot.outstanding {
             slot.watch_spoke = true;
@@ -207,6 +210,13 @@ impl Core {
         let view = ObjectView::parse(bytes).ok();
         let slot = self.slot(id);
         slot.unlisted = false;
+        if let Some(view) = &view
+            && slot.gone_uid.as_deref() == Some(&*view.uid)
+        {
+            slot.gone_uid = None;
+            self.reap(id);
+            return;
+        }
         if let Some(current) = slot.observed.present() {
             let stale = view.as_ref().is_some_and(|view| {
                 *view.uid != *current.uid && !newer(&view.resource_version, &current.resource_version)
@@ -232,12 +242,19 @@ impl Core {
         self.listing = true;
         for slot in self.slots.iter_mut().flatten() {
             slot.unlisted = matches!(slot.observed, Observed::Present(_));
+            slot.gone_before_list = slot.gone_uid.is_some();
         }
     }
 
     /// The list is complete.
     pub fn synced(&mut self, now: Instant, _kind: Kind) {
         self.listing = false;
+        for id in self.ids_where(|slot| slot.gone_before_list) {
+            let slot = self.slot(id);
+            slot.gone_before_list = false;
+            slot.gone_uid = None;
+            self.reap(id);
+        }
         let missing: Vec<SlotId> = self.ids_where(|slot| slot.unlisted);
         for id in missing {
             self.queue(id);
@@ -269,7 +286,7 @@ impl Core {
             Outcome::Status(status) => self.failed(now, id, purpose, status),
             Outcome::Unknown(reason) => {
                 if purpose != Purpose::Read {
-                    self.slot(id).observed = Observed::Unknown;
+                    self.slot(id).doubt();
                 }
                 self.trouble(now, id, reason, None);
             }
@@ -297,7 +314,7 @@ impl Core {
             }
             Ok(_) | Err(_) => {
                 let key = slot.key.clone();
-                slot.observed = Observed::Unknown;
+                slot.doubt();
                 self.note(Note::BadObject {
                     key,
                     reason: "the API server's answer is not the object".into(),
@@ -342,7 +359,7 @@ impl Core {
         }
         if gone {
             // It was written and then deleted; the absence is known already, but whose reply is older is not.
-            self.slot(id).observed = Observed::Unknown;
+            self.slot(id).doubt();
             self.queue(id);
             return;
         }
@@ -373,8 +390,12 @@ impl Core {
         let slot = self.slot(id);
         slot.gone_during_write = false;
         slot.spoke_version = None;
+        if (400..500).contains(&status.code) && status.code != 408 {
+            self.forget_maybe(id);
+        }
         match (purpose, status.code) {
             (Purpose::Read, 404) => {
+                let slot = self.slot(id);
                 slot.unlisted = false;
                 slot.must_read = false;
                 if matches!(slot.out.stage, Stage::Reading) {
@@ -394,7 +415,7 @@ impl Core {
                 // Somebody was faster. Read and decide again; a hot loop is cut by the back-off.
                 self.counters.conflicts += 1;
                 let slot = self.slot(id);
-                slot.observed = Observed::Unknown;
+                slot.doubt();
                 slot.failures += 1;
                 if slot.failures > CONFLICTS_BEFORE_BACKOFF {
                     self.trouble(now, id, "changed by others at every attempt".into(), None);
@@ -409,7 +430,7 @@ impl Core {
             }
             _ => {
                 if purpose != Purpose::Read {
-                    self.slot(id).observed = Observed::Unknown;
+                    self.slot(id).doubt();
                 }
                 let reason =
                     alloc::format!("API server: {} {} {}", status.code, status.reason, status.message);
@@ -425,7 +446,7 @@ impl Core {
         let delay = retry_delay(&mut self.rng, failures, REFUSED_RETRY_MIN, REFUSED_RETRY_MAX);
         let slot = self.slot(id);
         slot.failures = slot.failures.saturating_add(1);
-        slot.observed = Observed::Unknown;
+        slot.doubt();
         let key = slot.key.clone();
         let reason: Box<str> = if status.message.is_empty() {
             alloc::format!("{} {}", status.code, status.reason).into()
@@ -497,15 +518,16 @@ impl Core {
             }
             return present.resource_version == current.resource_version;
         }
+        if let Observed::Unknown(Some(last)) = &slot.observed
+            && newer(&last.resource_version, &present.resource_version)
+        {
+            return false;
+        }
         slot.must_read = false;
-        let before = core::mem::replace(&mut slot.observed, Observed::Present(Box::new(present)));
-        let before = match before {
-            Observed::Present(present) => Some(*present),
-            _ => None,
-        };
+        let before = core::mem::replace(&mut slot.observed, Observed::Present(Box::new(present))).last();
         match self.config.role {
             Role::Agent => self.site_changed(now, id, before, view, own_write),
-            Role::Principal => self.hub_changed(id, before, view, own_write),
+            Role::Principal => self.hub_changed(id, view, own_write),
         }
         true
     }
@@ -518,12 +540,15 @@ impl Core {
         last: Option<(&ObjectView<'_>, &[u8])>,
         version: Option<Box<str>>,
     ) {
-        let before = core::mem::replace(&mut self.slot(id).observed, Observed::Absent);
-        let before = match before {
-            Observed::Present(present) => Some(*present),
-            _ => None,
-        };
-        self.slot(id).must_read = false;
+        let before = core::mem::replace(&mut self.slot(id).observed, Observed::Absent).last();
+        let slot = self.slot(id);
+        slot.must_read = false;
+        if version.is_none()
+            && let Some(before) = &before
+        {
+            slot.gone_uid = Some(before.uid.clone());
+            slot.gone_before_list = false;
+        }
         match self.config.role {
             Role::Agent => self.site_gone(now, id, before, last, version),
             Role::Principal => self.hub_gone(id, before, last, version),
@@ -578,7 +603,7 @@ impl Core {
         slot.retry_at = None;
         if slot.must_read
             || (slot.unlisted && !listing)
-            || (matches!(slot.observed, Observed::Unknown) && (is_pending(slot) || slot.failures > 0))
+            || (matches!(slot.observed, Observed::Unknown(_)) && (is_pending(slot) || slot.failures > 0))
         {
             return Step::Read;
         }

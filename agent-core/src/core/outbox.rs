@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::slot::SlotId;
+use crate::checksum::fingerprint;
 use crate::rand::Rng;
 use crate::time::Instant;
 
@@ -104,7 +105,7 @@ pub(super) struct Out {
     /// What is gone, for [`Want::Gone`].
     pub(super) gone: Option<Box<Gone>>,
     /// The operation to deliver, captured when it appeared.
-    pub(super) operation: Option<Box<[u8]>>,
+    pub(super) operation: Option<Box<OperationLatch>>,
     /// Deliver the refresh annotation with the next [`Want::Exists`].
     pub(super) refresh: bool,
     /// A refused object's reason, for [`Want::Error`].
@@ -147,6 +148,20 @@ pub(super) struct InFlight {
     pub(super) due: Instant,
     /// The frame carries the refresh request.
     pub(super) refresh: bool,
+}
+
+/// An operation that a user started, as it was when it appeared.
+#[derive(Debug, Clone)]
+pub(super) struct OperationLatch {
+    pub(super) operation: Box<[u8]>,
+    /// Of the object then. The event id is made from it, so that a repetition is known as one whatever happens to the object.
+    pub(super) resource_version: Box<str>,
+}
+
+impl OperationLatch {
+    pub(super) fn print(&self) -> u64 {
+        fingerprint(&[&*self.operation, self.resource_version.as_bytes()].concat())
+    }
 }
 
 #[derive(Debug)]

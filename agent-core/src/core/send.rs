@@ -281,11 +281,8 @@ impl Core {
                 if want == Want::Operation {
                     strip.refresh = true;
                 }
-                let level = match &operation {
-                    Some(operation) => crate::checksum::fingerprint(operation),
-                    None => level,
-                };
-                let data = match payload(bytes, strip, operation.as_deref()) {
+                let level = operation.as_ref().map_or(level, |latch| latch.print());
+                let data = match payload(bytes, strip, operation.as_ref().map(|latch| &*latch.operation)) {
                     Ok(data) => data,
                     Err(_) => {
                         self.note(Note::BadObject { key, reason: "it has no readable body".into() });
@@ -295,7 +292,12 @@ impl Core {
                 Some(Draft {
                     target: Target::Application,
                     r#type,
-                    event_id: event_id(&view.name, &view.uid, &view.resource_version, &data),
+                    event_id: match &operation {
+                        Some(latch) => {
+                            event_id(&view.name, &view.uid, &latch.resource_version, &latch.operation)
+                        }
+                        None => event_id(&view.name, &view.uid, &view.resource_version, &data),
+                    },
                     resource_id: resource_id(&view.name, &view.uid),
                     subject: true,
                     principal_uid: role == Role::Principal && want != Want::Operation,
@@ -447,11 +449,7 @@ impl Core {
                 }
             }
             Want::Operation => {
-                let same = slot
-                    .out
-                    .operation
-                    .as_ref()
-                    .is_some_and(|operation| crate::checksum::fingerprint(operation) == flight.level);
+                let same = slot.out.operation.as_ref().is_some_and(|latch| latch.print() == flight.level);
                 if same {
                     slot.out.operation = None;
                 }

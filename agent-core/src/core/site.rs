@@ -124,9 +124,9 @@ impl Core {
         self.unwant(id, &[Want::Status]);
         let slot = self.slot(id);
         slot.out.acked = 0;
+        let Some(before) = before else { return };
         let reference = slot.reference.take();
         let unknown_deletion = core::mem::take(&mut slot.unknown_deletion);
-        let Some(before) = before else { return };
         let version = version.unwrap_or_else(|| before.resource_version.clone());
         let was_expected = slot.expected_gone.as_ref() == Some(&before.uid);
         if was_expected {
@@ -167,6 +167,11 @@ impl Core {
                 step => return step,
             }
         }
+        let slot = self.slot(id);
+        if slot.recreate.is_some() && matches!(slot.observed, Observed::Absent) {
+            // It comes back first; what was asked for it waits.
+            return self.next_for_drift(id);
+        }
         if let Some(step) = self.next_for_operation(id) {
             return step;
         }
@@ -178,7 +183,7 @@ impl Core {
 
     fn next_for_word(&mut self, id: SlotId, view: Option<&ObjectView<'_>>) -> Step {
         let on_site = match &self.slot(id).observed {
-            Observed::Unknown => return Step::Read,
+            Observed::Unknown(_) => return Step::Read,
             Observed::Absent => None,
             Observed::Present(present) => Some((**present).clone()),
         };
@@ -427,7 +432,7 @@ impl Core {
         let slot = self.slot(id);
         let asked = slot.operation.as_ref()?;
         let present = match &slot.observed {
-            Observed::Unknown => return Some(Step::Read),
+            Observed::Unknown(_) => return Some(Step::Read),
             Observed::Absent => return self.drop_operation(id, "the Application is not on the site"),
             Observed::Present(present) => present,
         };
@@ -435,6 +440,7 @@ impl Core {
             // The acknowledgement was lost, the operation was not.
             let ack = take_asked(&mut slot.operation);
             self.give(ack);
+            self.tell_status(id);
             return None;
         }
         if present.source_uid.as_ref() != Some(&asked.what.source_uid) {
@@ -455,6 +461,7 @@ impl Core {
         let ack = take_asked(&mut slot.operation);
         self.give(ack);
         self.note(Note::NotApplied { key, reason });
+        self.tell_status(id);
         None
     }
 
@@ -462,7 +469,7 @@ impl Core {
         let slot = self.slot(id);
         let asked = slot.terminate.as_ref()?;
         let reason = match &slot.observed {
-            Observed::Unknown => return Some(Step::Read),
+            Observed::Unknown(_) => return Some(Step::Read),
             Observed::Absent => Some("the Application is not on the site"),
             Observed::Present(present) if present.source_uid.as_ref() != Some(&asked.what) => {
                 Some("the request to terminate is for another Application of that name")
@@ -500,7 +507,7 @@ impl Core {
         }
         let Some(reference) = &slot.reference else { return Step::Idle };
         match &slot.observed {
-            Observed::Unknown => Step::Idle,
+            Observed::Unknown(_) => Step::Idle,
             Observed::Absent => {
                 let Some(last) = &slot.recreate else { return Step::Idle };
                 let kind = slot.key.kind;
@@ -602,6 +609,8 @@ impl Core {
                         slot.last_operation = ack.event;
                     }
                     self.give(ack);
+                    // Until its acknowledgement the hub keeps its operation whatever a status says: say it again after it.
+                    self.tell_status(id);
                 }
                 self.note(Note::Applied { key, action: "operation set" });
             }
@@ -688,7 +697,9 @@ impl Core {
     fn tell_status(&mut self, id: SlotId) {
         let slot = self.slot(id);
         slot.out.acked = 0;
-        self.level_check(id);
+        if slot.observed.present().is_some_and(|present| present.source_uid.is_some()) {
+            self.want(id, Want::Status);
+        }
     }
 
     fn applying_word(&mut self, id: SlotId) {

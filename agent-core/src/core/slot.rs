@@ -15,11 +15,10 @@ use crate::transform::TERMINATING;
 pub(super) type SlotId = u32;
 
 /// What the API server last said about an object.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) enum Observed {
-    /// Nothing yet, or it may have changed under a write whose answer was lost.
-    #[default]
-    Unknown,
+    /// Nothing yet, or this, before a write whose answer was lost or that met somebody else's.
+    Unknown(Option<Box<Present>>),
     /// It does not exist.
     Absent,
     /// It exists.
@@ -31,6 +30,14 @@ impl Observed {
         match self {
             Self::Present(present) => Some(present),
             _ => None,
+        }
+    }
+
+    /// The last state seen, if it is not known to have ended.
+    pub(super) fn last(self) -> Option<Present> {
+        match self {
+            Self::Present(last) | Self::Unknown(Some(last)) => Some(*last),
+            Self::Unknown(None) | Self::Absent => None,
         }
     }
 }
@@ -290,9 +297,13 @@ pub(super) struct Slot {
     pub(super) gone_during_write: bool,
     /// What is known is not the latest.
     pub(super) must_read: bool,
+    /// UID that is known to be gone before the watch said so: what the watch still says about it is old.
+    pub(super) gone_uid: Option<Box<str>>,
+    /// `gone_uid` is older than the list under way, after which the watch starts anew.
+    pub(super) gone_before_list: bool,
     /// Not seen since the relist that is under way began.
     pub(super) unlisted: bool,
-    pub(super) from_peer: FromPeer,
+    pub(super) seen: Seen,
     pub(super) word: Option<Asked<Word>>,
     pub(super) operation: Option<Asked<OperationWord>>,
     pub(super) terminate: Option<Asked<Box<str>>>,
@@ -333,12 +344,17 @@ pub(super) struct Compare {
     pub(super) checksum: Option<Vec<u8>>,
 }
 
-/// What the peer's own words put on our object: its echo is no request of a user.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct FromPeer {
+/// What stood on the hub's object last, whoever wrote it: only what differs from it is a request of a user.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Seen {
+    pub(super) uid: Box<str>,
     pub(super) operation: u64,
     pub(super) refresh: u64,
     pub(super) terminating: bool,
+    /// What a status write whose answer is not known yet may have put there.
+    pub(super) maybe_operation: u64,
+    pub(super) maybe_refresh: u64,
+    pub(super) maybe_terminating: bool,
 }
 
 impl Slot {
@@ -348,13 +364,15 @@ impl Slot {
             generation: 0,
             outstanding: None,
             applying: 0,
-            observed: Observed::Unknown,
+            observed: Observed::Unknown(None),
             watch_spoke: false,
             spoke_version: None,
             gone_during_write: false,
             must_read: false,
+            gone_uid: None,
+            gone_before_list: false,
             unlisted: false,
-            from_peer: FromPeer::default(),
+            seen: Seen::default(),
             word: None,
             operation: None,
             terminate: None,
@@ -372,10 +390,20 @@ impl Slot {
         }
     }
 
+    /// What is known may no longer be so: the next step is a read.
+    pub(super) fn doubt(&mut self) {
+        self.observed = match core::mem::replace(&mut self.observed, Observed::Absent) {
+            Observed::Present(last) => Observed::Unknown(Some(last)),
+            Observed::Unknown(last) => Observed::Unknown(last),
+            Observed::Absent => Observed::Unknown(None),
+        };
+    }
+
     /// Whether nothing would be lost by forgetting it.
     pub(super) fn is_empty(&self) -> bool {
         matches!(self.observed, Observed::Absent)
             && self.outstanding.is_none()
+            && self.gone_uid.is_none()
             && self.word.is_none()
             && self.operation.is_none()
             && self.terminate.is_none()

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ObjectMeta, PostParams};
 
 use super::config::Place;
+use crate::kube::call::explain_client;
 use crate::pki::Authority;
 
 /// What happened to a Secret that was to be written.
@@ -35,7 +36,7 @@ impl Place {
         Api::<Secret>::namespaced(self.client.clone(), namespace)
             .get_opt(name)
             .await
-            .map_err(|error| format!("reading secret {namespace}/{name}: {}", explain(&error)))
+            .map_err(|error| format!("reading secret {namespace}/{name}: {}", explain_client(&error)))
     }
 
     /// Creates `secret`; where it exists, replaces it if `replace`, else says which flag would.
@@ -51,7 +52,7 @@ impl Place {
         match api.create(&PostParams::default(), &secret).await {
             Ok(_) => return Ok(Written::Created),
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            Err(error) => return Err(format!("creating secret {named}: {}", explain(&error))),
+            Err(error) => return Err(format!("creating secret {named}: {}", explain_client(&error))),
         }
         if !replace {
             return Err(if flag.is_empty() {
@@ -65,7 +66,7 @@ impl Place {
         api.replace(&name, &PostParams::default(), &secret)
             .await
             .map(|_| Written::Updated)
-            .map_err(|error| format!("updating secret {named}: {}", explain(&error)))
+            .map_err(|error| format!("updating secret {named}: {}", explain_client(&error)))
     }
 
     /// The signing CA.
@@ -106,25 +107,6 @@ pub(super) fn secret(name: &str, kind: &str, data: &[(&str, &str)]) -> Secret {
 
 pub(super) fn bytes(data: &[(&str, &str)]) -> BTreeMap<String, ByteString> {
     data.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec()))).collect()
-}
-
-/// The API server's own words where it answered.
-pub(super) fn explain(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => {
-            let mut text = other.to_string();
-            let mut source = std::error::Error::source(other);
-            while let Some(inner) = source {
-                let inner_text = inner.to_string();
-                if !text.contains(&inner_text) {
-                    text = format!("{text}: {inner_text}");
-                }
-                source = inner.source();
-            }
-            text
-        }
-    }
 }
 
 pub(super) const TLS_TYPE: &str = "kubernetes.io/tls";
