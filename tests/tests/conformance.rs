@@ -8,6 +8,7 @@ use harness::kube::Resource;
 use harness::kube::client::{Answer, JSON, JSON_PATCH, KubeTarget, Lines, MERGE_PATCH, path};
 use harness::kube::closure::KNOWN;
 use harness::kube::http::{Options, Server, Tls};
+use harness::rig::RealKube;
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -90,11 +91,10 @@ fn on_the_embedded_api_server() {
 }
 
 #[test]
-#[ignore = "needs a kube-apiserver: CONFORMANCE_URL, CONFORMANCE_TOKEN, CONFORMANCE_CA (a file)"]
+#[ignore = "needs etcd and kube-apiserver: KUBEBUILDER_ASSETS"]
 fn on_a_real_api_server() {
-    let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
-    let ca = std::fs::read_to_string(variable("CONFORMANCE_CA")).unwrap();
-    run(&KubeTarget::new(variable("CONFORMANCE_URL"), Some(&variable("CONFORMANCE_TOKEN")), Some(&ca)));
+    let kube = RealKube::start("conformance").unwrap();
+    run(&KubeTarget::new(kube.url(), Some(kube.admin_token()), Some(kube.ca())));
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! The store behind HTTP: routes, identity, chunked watches.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -10,6 +9,8 @@ use std::time::Duration;
 use std::{io, thread};
 
 use agent_core::time::{Instant, Wall};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Frame, Incoming};
@@ -27,8 +28,8 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::closure::{Closure, Route, Shape};
-use super::selector::Selector;
-use super::store::{Deleted, ListOptions, PatchType, Preconditions, Store, Watch, WatchOptions};
+use super::query::Query;
+use super::store::{Deleted, PatchType, Preconditions, Store, Watch};
 use super::{Resource, Status, discovery};
 
 /// How the server listens, and whom it lets in.
@@ -173,7 +174,7 @@ impl Server {
     pub fn kubeconfig(&self, name: &str) -> String {
         let mut cluster = json!({"server": self.url()});
         if let Some(certificate) = &self.certificate {
-            cluster["certificate-authority-data"] = json!(base64(certificate.as_bytes()));
+            cluster["certificate-authority-data"] = json!(BASE64_STANDARD.encode(certificate.as_bytes()));
         }
         let user = self.token.as_ref().map_or_else(|| json!({}), |token| json!({"token": token}));
         // JSON is YAML.
@@ -301,13 +302,13 @@ impl Face {
         if path != "/version" && !self.knows(&request, certified) {
             return Err(Status::new(401, "Unauthorized", "Unauthorized"));
         }
-        let query = parse_query(request.uri().query().unwrap_or_default());
+        let query = Query::parse(request.uri().query().unwrap_or_default());
         let route = Route::parse(&path);
         let content_type = header(&request, CONTENT_TYPE.as_str()).to_owned();
         let method = request.method().clone();
         let has_body = !matches!(method, Method::GET);
         let shape_type = if has_body { content_type.as_str() } else { "" };
-        let shape = Shape::new(method.as_str(), &route, shape_type, query.keys().map(String::as_str));
+        let shape = Shape::new(method.as_str(), &route, shape_type, query.keys());
         let known = shape.known().is_some();
         self.closure.record(shape.clone());
         if !known {
@@ -345,7 +346,7 @@ impl Face {
         method: &Method,
         resource: Resource,
         namespace: Option<&str>,
-        query: &BTreeMap<String, String>,
+        query: &Query,
         body: &[u8],
     ) -> Result<Response<Body>, Status> {
         if method == Method::POST {
@@ -354,76 +355,25 @@ impl Face {
                 self.store.with(|store| store.create(resource, namespace.unwrap_or_default(), object))?;
             return Ok(respond(201, Body::full(created.json().to_vec())));
         }
-        let text = |key: &str| query.get(key).map(String::as_str).unwrap_or_default();
-        let selector =
-            Selector::parse(text("labelSelector"), text("fieldSelector")).map_err(Status::bad_request)?;
-        if flag(text("watch")) {
-            return self.watch(resource, namespace, selector, query);
+        if query.is_watch() {
+            return self.watch(resource, namespace, query);
         }
-        let limit = match text("limit") {
-            "" => 0,
-            limit => {
-                limit.parse().map_err(|_| Status::bad_request(format!("limit: Invalid value: {limit:?}")))?
-            }
-        };
-        let options = ListOptions {
-            selector,
-            limit,
-            r#continue: text("continue").to_owned(),
-            resource_version: text("resourceVersion").to_owned(),
-            exact: text("resourceVersionMatch") == "Exact",
-        };
+        let options = query.list_options()?;
         let list = self.store.with(|store| store.list(resource, namespace, &options))?;
-        let mut metadata = json!({"resourceVersion": list.revision.to_string()});
-        if !list.r#continue.is_empty() {
-            metadata["continue"] = json!(list.r#continue);
-        }
-        if let Some(remaining) = list.remaining {
-            metadata["remainingItemCount"] = json!(remaining);
-        }
-        let head = json!({
-            "apiVersion": resource.api_version(), "kind": format!("{}List", resource.definition().kind),
-            "metadata": metadata
-        })
-        .to_string();
-        let mut body =
-            Vec::with_capacity(head.len() + list.items.iter().map(|item| item.json().len()).sum::<usize>());
-        body.extend_from_slice(&head.as_bytes()[..head.len() - 1]);
-        body.extend_from_slice(b",\"items\":[");
-        for (index, item) in list.items.iter().enumerate() {
-            if index > 0 {
-                body.push(b',');
-            }
-            body.extend_from_slice(item.json());
-        }
-        body.extend_from_slice(b"]}");
-        Ok(respond(200, Body::full(body)))
+        Ok(respond(200, Body::full(list.body(resource))))
     }
 
     fn watch(
         &self,
         resource: Resource,
         namespace: Option<&str>,
-        selector: Selector,
-        query: &BTreeMap<String, String>,
+        query: &Query,
     ) -> Result<Response<Body>, Status> {
-        let text = |key: &str| query.get(key).map(String::as_str).unwrap_or_default();
-        let initial_events = flag(text("sendInitialEvents"));
-        if initial_events && text("resourceVersionMatch") != "NotOlderThan" {
-            let why = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            return Err(Status::invalid(resource, "", why));
-        }
-        let options = WatchOptions {
-            selector,
-            resource_version: text("resourceVersion").to_owned(),
-            bookmarks: flag(text("allowWatchBookmarks")),
-            initial_events,
-        };
+        let options = query.watch_options(resource)?;
         let watch = self.store.with(|store| store.watch(resource, namespace, &options))?;
-        let seconds =
-            text("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0).unwrap_or(WATCH_SECONDS);
+        let limit = query.watch_limit().unwrap_or(WATCH_LIMIT);
         let (lines, body) = mpsc::channel(WATCH_BUFFER);
-        tokio::spawn(pump(self.store.clone(), watch, Duration::from_secs(seconds), lines));
+        tokio::spawn(pump(self.store.clone(), watch, limit, lines));
         Ok(respond(200, Body::Watch(body)))
     }
 
@@ -579,84 +529,11 @@ fn parse_preconditions(body: &[u8]) -> Result<Preconditions, Status> {
     Ok(Preconditions { uid: text("uid"), resource_version: text("resourceVersion") })
 }
 
-fn flag(text: &str) -> bool {
-    matches!(text, "true" | "1" | "t" | "T" | "TRUE" | "True")
-}
-
-fn parse_query(query: &str) -> BTreeMap<String, String> {
-    query
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (percent_decode(key), percent_decode(value))
-        })
-        .collect()
-}
-
-fn percent_decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut index = 0;
-    while let Some(&byte) = bytes.get(index) {
-        let escaped = || {
-            let digits = bytes.get(index + 1..index + 3)?;
-            u8::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
-        };
-        match byte {
-            b'+' => out.push(b' '),
-            b'%' if let Some(value) = escaped() => {
-                out.push(value);
-                index += 2;
-            }
-            _ => out.push(byte),
-        }
-        index += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let group =
-            chunk.iter().fold(0u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for position in 0..4 {
-            let index = (group >> (18 - 6 * position)) & 0x3f;
-            out.push(if position <= chunk.len() { char::from(ALPHABET[index as usize]) } else { '=' });
-        }
-    }
-    out
-}
-
 /// What the API server chooses itself when a watch names no time.
-const WATCH_SECONDS: u64 = 1800;
+const WATCH_LIMIT: Duration = Duration::from_secs(1800);
 /// As the API server's watch cache.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const WATCH_BUFFER: usize = 16;
 const CHUNK_BYTES: usize = 64 * 1024;
 /// The API server's limit is 3 MiB as well.
 const BODY_LIMIT: usize = 3 * 1024 * 1024;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries() {
-        let query = parse_query("labelSelector=a%21%3Dtrue%2C+b&watch&limit=5&bad=%zz");
-        assert_eq!(query["labelSelector"], "a!=true, b");
-        assert_eq!(query["watch"], "");
-        assert_eq!(query["bad"], "%zz");
-    }
-
-    #[test]
-    fn base64_pads() {
-        for (plain, encoded) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
-        {
-            assert_eq!(base64(plain.as_bytes()), encoded);
-        }
-    }
-}

@@ -7,6 +7,7 @@ pub mod client;
 pub mod closure;
 pub mod http;
 pub mod jsonpatch;
+pub mod query;
 pub mod selector;
 pub mod store;
 

@@ -101,6 +101,35 @@ pub struct List {
     pub remaining: Option<usize>,
 }
 
+impl List {
+    /// The answer: one page as JSON.
+    pub fn body(&self, resource: Resource) -> Vec<u8> {
+        let mut metadata = json!({"resourceVersion": self.revision.to_string()});
+        if !self.r#continue.is_empty() {
+            metadata["continue"] = json!(self.r#continue);
+        }
+        if let Some(remaining) = self.remaining {
+            metadata["remainingItemCount"] = json!(remaining);
+        }
+        let kind = format!("{}List", resource.definition().kind);
+        let head =
+            json!({"apiVersion": resource.api_version(), "kind": kind, "metadata": metadata}).to_string();
+        let size = head.len() + self.items.iter().map(|item| item.json().len() + 1).sum::<usize>();
+        let mut body = Vec::with_capacity(size + 16);
+        // The items are spliced in as they are stored.
+        body.extend_from_slice(&head.as_bytes()[..head.len() - 1]);
+        body.extend_from_slice(b",\"items\":[");
+        for (index, item) in self.items.iter().enumerate() {
+            if index > 0 {
+                body.push(b',');
+            }
+            body.extend_from_slice(item.json());
+        }
+        body.extend_from_slice(b"]}");
+        body
+    }
+}
+
 /// Where a watch starts and what it carries.
 #[derive(Clone, Debug, Default)]
 pub struct WatchOptions {
