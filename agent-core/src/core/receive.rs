@@ -87,11 +87,7 @@ impl Core {
     }
 
     fn ack_later(&self, now: Instant, event: &EventView<'_>) -> Ack {
-        Ack {
-            event: event_print(event.event_id),
-            frame: event.ack(self.source()),
-            by: now + ACK_WITHHELD_MAX,
-        }
+        Ack { frame: event.ack(self.source()), by: now + ACK_WITHHELD_MAX }
     }
 
     fn application(
@@ -143,18 +139,18 @@ impl Core {
                 let ack = self.ack_later(now, event);
                 let id = self.wanted_slot(now, &key, &ack);
                 let serial = self.next_serial();
-                let asked = Asked { what: word, ack: Some(ack), refused: false, serial };
-                let before = self.slot(id).operation.replace(asked);
-                self.supersede(before.and_then(|asked| asked.ack), event);
+                let asked = asked(event, serial, word, ack);
+                let superseded = Asked::replace(&mut self.slot(id).operation, asked);
+                self.give(superseded);
                 self.act(now, id, None);
             }
             (Role::Agent, Type::TerminateOperation) => {
                 let ack = self.ack_later(now, event);
                 let id = self.wanted_slot(now, &key, &ack);
-                let asked =
-                    Asked { what: source_uid, ack: Some(ack), refused: false, serial: self.next_serial() };
-                let before = self.slot(id).terminate.replace(asked);
-                self.supersede(before.and_then(|asked| asked.ack), event);
+                let serial = self.next_serial();
+                let asked = asked(event, serial, source_uid, ack);
+                let superseded = Asked::replace(&mut self.slot(id).terminate, asked);
+                self.give(superseded);
                 self.act(now, id, None);
             }
             (Role::Principal, Type::StatusUpdate) => {
@@ -235,17 +231,10 @@ impl Core {
         let slot = self.slot(id);
         slot.retry_at = None;
         slot.recreate = None;
-        let before = slot.word.replace(Asked { what: word, ack: Some(ack), refused: false, serial });
-        self.supersede(before.and_then(|asked| asked.ack), event);
+        let superseded = Asked::replace(&mut slot.word, asked(event, serial, word, ack));
+        self.give(superseded);
         self.act(now, id, None);
         self.reap(id);
-    }
-
-    /// A newer word replaces the older, which is acknowledged; a repetition of the same event is not acknowledged twice.
-    fn supersede(&mut self, before: Option<Ack>, event: &EventView<'_>) {
-        if before.as_ref().is_some_and(|ack| ack.event != event_print(event.event_id)) {
-            self.give(before);
-        }
     }
 
     fn resync(
@@ -334,4 +323,8 @@ impl Core {
             *stage = ControlStage::Idle;
         }
     }
+}
+
+fn asked<T>(event: &EventView<'_>, serial: u32, what: T, ack: Ack) -> Asked<T> {
+    Asked { what, ack: Some(ack), refused: false, event: event_print(event.event_id), serial }
 }

@@ -315,7 +315,11 @@ impl Core {
                             Err(_) => return None,
                         }
                     }
-                    _ => RequestUpdate { resource: synced_resource(&key, ""), checksum: None }.encode(),
+                    _ => {
+                        let uid = slot.observed.present().and_then(|present| present.source_uid.as_deref());
+                        let resource = synced_resource(&key, uid.unwrap_or_default());
+                        RequestUpdate { resource, checksum: None }.encode()
+                    }
                 };
                 Some(control(Type::RequestUpdate, body))
             }

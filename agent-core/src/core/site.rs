@@ -436,7 +436,7 @@ impl Core {
             Observed::Absent => return self.drop_operation(id, "the Application is not on the site"),
             Observed::Present(present) => present,
         };
-        if asked.ack.as_ref().is_some_and(|ack| ack.event == slot.last_operation) {
+        if asked.event == slot.last_operation {
             // The acknowledgement was lost, the operation was not.
             let ack = take_asked(&mut slot.operation);
             self.give(ack);
@@ -604,10 +604,8 @@ impl Core {
                 let current =
                     slot.operation.as_ref().is_some_and(|asked| is_current(asked.serial, slot.applying));
                 if current {
+                    slot.last_operation = slot.operation.as_ref().map_or(0, |asked| asked.event);
                     let ack = take_asked(&mut slot.operation);
-                    if let Some(ack) = &ack {
-                        slot.last_operation = ack.event;
-                    }
                     self.give(ack);
                     // Until its acknowledgement the hub keeps its operation whatever a status says: say it again after it.
                     self.tell_status(id);

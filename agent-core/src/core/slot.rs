@@ -189,11 +189,26 @@ pub(super) enum Applies {
     Revert,
 }
 
+impl<T> Asked<T> {
+    /// Replaces what was asked before. What is to be acknowledged for that one is returned: nothing if this is the same event again.
+    pub(super) fn replace(place: &mut Option<Self>, mut new: Self) -> Option<Ack> {
+        let old = place.take();
+        let mut given = None;
+        if let Some(old) = old {
+            if old.event == new.event {
+                new.serial = old.serial;
+            } else {
+                given = old.ack;
+            }
+        }
+        *place = Some(new);
+        given
+    }
+}
+
 /// The acknowledgement that is owed for an event, already encoded.
 #[derive(Debug)]
 pub(super) struct Ack {
-    /// Fingerprint of the event id, to recognise a repetition.
-    pub(super) event: u64,
     pub(super) frame: Vec<u8>,
     /// When it is sent at the latest, done or not.
     pub(super) by: Instant,
@@ -206,7 +221,9 @@ pub(super) struct Asked<T> {
     pub(super) ack: Option<Ack>,
     /// The API server refused it for good, or it was held: it stays until a newer word replaces it.
     pub(super) refused: bool,
-    /// Tells this word from the one that replaces it.
+    /// Fingerprint of the event id.
+    pub(super) event: u64,
+    /// Tells this word from the one that replaces it; a repetition of the same event keeps it.
     pub(super) serial: u32,
 }
 
