@@ -11,6 +11,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use super::Kube;
+use crate::kube::client::KubeTarget;
 
 /// One cluster, its administrator, and the restricted user that a peer process gets.
 pub struct Cluster {
@@ -21,6 +22,8 @@ pub struct Cluster {
     pub peer_context: String,
     /// The user name of the peer process, as an audit log shows it.
     pub peer_user: String,
+    target: KubeTarget,
+    /// Of a server of the rig; a user's own cluster has its own kubeconfig.
     credentials: Option<Credentials>,
     /// Whatever must live as long as the cluster is used.
     _server: Box<dyn Any + Send + Sync>,
@@ -57,6 +60,7 @@ impl Cluster {
             context: name.to_owned(),
             peer_context: format!("{name}-peer"),
             peer_user: peer_user.to_owned(),
+            target: KubeTarget::new(url, Some(admin_token), Some(ca)),
             credentials: Some(Credentials {
                 ca: ca.to_owned(),
                 admin_token: admin_token.to_owned(),
@@ -101,8 +105,12 @@ impl Cluster {
             ));
         }
         let url = cluster["server"].as_str().unwrap_or_default();
+        let admin = Kube::new(url, ca.as_deref(), token, certificate.as_deref().zip(key.as_deref()))?;
+        let mut target = KubeTarget::new(url, token, ca.as_deref());
+        target.identity = certificate.zip(key);
         Ok(Self {
-            admin: Kube::new(url, ca.as_deref(), token, certificate.as_deref().zip(key.as_deref()))?,
+            admin,
+            target,
             context: context.to_owned(),
             peer_context: context.to_owned(),
             peer_user: String::new(),
@@ -153,6 +161,11 @@ impl Cluster {
             ),
         };
         self.grant(namespace, &rules, &cluster_rules)
+    }
+
+    /// The administrator's way in, for the harness's asynchronous clients.
+    pub fn target(&self) -> KubeTarget {
+        self.target.clone()
     }
 
     pub fn ensure_namespace(&self, namespace: &str) -> Result<(), String> {
