@@ -16,6 +16,17 @@ pub struct Peers {
     pub agentctl: Option<CommandLine>,
     pub json: bool,
     pub log_level: Option<String>,
+    pub build: Build,
+}
+
+/// How ours are built where no command is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Build {
+    /// Quick to build.
+    #[default]
+    Dev,
+    /// As users get them: what is measured.
+    Shipped,
 }
 
 /// Takes further options: a name with its value, if it wants the name.
@@ -59,13 +70,13 @@ impl Peers {
         let (principal, agentctl) = match (&self.principal, &self.agentctl) {
             (Some(principal), Some(agentctl)) => (principal.clone(), agentctl.clone()),
             (principal, agentctl) => {
-                let [ours, ctl] = built_principal()?;
+                let [ours, ctl] = built_principal(self.build)?;
                 (principal.clone().unwrap_or(ours), agentctl.clone().unwrap_or(ctl))
             }
         };
         let ours = match agent {
             Some(agent) => agent.clone(),
-            None => built_agent()?,
+            None => built_agent(self.build)?,
         };
         let mut options = StackOptions::new(principal, ours, agentctl);
         options.foreign_principal = self.principal.is_some();
@@ -77,20 +88,22 @@ impl Peers {
     }
 }
 
-/// Ours: `AGENT_LITE` names a built binary (the shipped one), else cargo makes one.
-pub fn built_agent() -> Result<CommandLine, String> {
+/// Ours: `AGENT_LITE` names a built binary (what `cross/build` made), else cargo makes one.
+pub fn built_agent(how: Build) -> Result<CommandLine, String> {
     match env::var("AGENT_LITE") {
         Ok(command) => CommandLine::from_str(&command),
         Err(_) => {
-            let [agent] = build("agent-lite", ["agent-lite"])?;
+            let profile = if how == Build::Shipped { "edge" } else { "dev" };
+            let [agent] = build("agent-lite", profile, ["agent-lite"])?;
             Ok(agent)
         }
     }
 }
 
 /// Our principal and our argocd-agentctl.
-pub fn built_principal() -> Result<[CommandLine; 2], String> {
-    build("principal", ["principal", "argocd-agentctl"])
+pub fn built_principal(how: Build) -> Result<[CommandLine; 2], String> {
+    let profile = if how == Build::Shipped { "release" } else { "dev" };
+    build("principal", profile, ["principal", "argocd-agentctl"])
 }
 
 pub fn print_json(value: &Value) {
@@ -99,11 +112,12 @@ pub fn print_json(value: &Value) {
 }
 
 /// Lets cargo build a package on its own, as it is shipped, and asks where the binaries are.
-fn build<const N: usize>(package: &str, binaries: [&str; N]) -> Result<[CommandLine; N], String> {
+fn build<const N: usize>(package: &str, profile: &str, binaries: [&str; N]) -> Result<[CommandLine; N], String> {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
     let output = Command::new(&cargo)
-        .args(["build", "--quiet", "--locked", "--package", package, "--bins", "--manifest-path", manifest])
+        .args(["build", "--quiet", "--locked", "--package", package, "--bins", "--profile", profile])
+        .args(["--manifest-path", manifest])
         .arg("--message-format=json-render-diagnostics")
         .stderr(std::process::Stdio::inherit())
         .output()

@@ -2,8 +2,10 @@
 
 pub mod apps;
 mod cluster;
+mod embedded;
 mod kube;
 mod link;
+pub mod load;
 mod process;
 mod real_kube;
 mod stack;
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io, process as std_process, thread};
 
 pub use cluster::{Cluster, Rights, write_kubeconfig};
+pub use embedded::embedded_cluster;
 pub use kube::{Kube, KubeError, Watch};
 pub use link::{Link, Traffic};
 pub use process::{CommandLine, Memory, MemoryWatch, Process};
