@@ -173,6 +173,14 @@ pub(super) struct Gone {
     pub(super) synthetic: bool,
 }
 
+impl Gone {
+    /// Tells one end from another.
+    pub(super) fn print(&self) -> u64 {
+        let source_uid = self.source_uid.as_deref().unwrap_or_default();
+        fingerprint([&*self.uid, "/", source_uid, "/", &*self.resource_version].concat().as_bytes())
+    }
+}
+
 impl Out {
     pub(super) fn is_idle(&self) -> bool {
         self.wants.is_empty()

@@ -212,6 +212,7 @@ impl Core {
         match want {
             Want::Gone => {
                 let gone = slot.out.gone.as_ref()?;
+                let level = gone.print();
                 if gone.synthetic {
                     let data = tombstone(&key.namespace, &key.name, &gone.uid, None);
                     return Some(Draft {
@@ -222,10 +223,14 @@ impl Core {
                         subject: true,
                         principal_uid: true,
                         data,
-                        level: 0,
+                        level,
                     });
                 }
-                let at_hand = body.filter(|(view, _)| *view.uid == *gone.uid);
+                let source_uid = gone.source_uid.as_deref();
+                let at_hand = body.filter(|(view, _)| {
+                    *view.uid == *gone.uid
+                        && (source_uid.is_none() || view.source_uid().as_deref() == source_uid)
+                });
                 let strip = strip_for(role);
                 let data =
                     at_hand.and_then(|(_, bytes)| payload(bytes, strip, None).ok()).unwrap_or_else(|| {
@@ -239,7 +244,7 @@ impl Core {
                     subject: true,
                     principal_uid: true,
                     data,
-                    level: 0,
+                    level,
                 })
             }
             Want::Exists | Want::Operation | Want::Terminate | Want::Status => {
@@ -443,8 +448,9 @@ impl Core {
                 self.level_check(id);
             }
             Want::Gone => {
-                let gone = slot.out.gone.take();
-                if let Some(gone) = gone {
+                // Another end may have come meanwhile, which is told next.
+                let told = slot.out.gone.take_if(|gone| gone.print() == flight.level);
+                if let Some(gone) = told {
                     slot.out.known_as.retain(|uid| *uid != gone.uid);
                     slot.out.acked = 0;
                     if matches!(slot.observed, Observed::Absent) && !gone.synthetic {

@@ -131,9 +131,9 @@ impl Core {
         let was_expected = slot.expected_gone.as_ref() == Some(&before.uid);
         if was_expected {
             slot.expected_gone = None;
-            if core::mem::take(&mut slot.report_end) {
+            if let Some(source_uid) = slot.report_end.take() {
                 slot.out.known_as = Vec::from([before.uid.clone()]);
-                self.tell_gone(id, &version, before.source_uid.as_deref());
+                self.tell_gone(id, &version, Some(&source_uid));
             }
             return;
         }
@@ -240,7 +240,7 @@ impl Core {
                 if let Some(Word::Exists(exists)) = slot.word.as_ref().map(|asked| &asked.what)
                     && exists.deleting
                 {
-                    slot.report_end = true;
+                    slot.report_end = Some(exists.source_uid.clone());
                 }
                 self.applying_word(id);
                 Step::Write(Purpose::Delete, Verb::Delete { uid: present.uid })
@@ -388,7 +388,7 @@ impl Core {
         let slot = self.slot(id);
         let Some(asked) = &slot.word else { return Step::Idle };
         let Word::Exists(exists) = &asked.what else { return Step::Idle };
-        let (serial, deleting) = (asked.serial, exists.deleting);
+        let (serial, deleting, source_uid) = (asked.serial, exists.deleting, exists.source_uid.clone());
         let built = ObjectView::parse(&exists.object).ok().and_then(|incoming| {
             let mut spec = site_spec(incoming.spec.unwrap_or(b"{}")).ok()?;
             let print = value_fingerprint(&spec);
@@ -413,13 +413,13 @@ impl Core {
             Some(_) if deleting && !present.deleting => {
                 slot.applying = serial;
                 slot.expected_gone = Some(present.uid.clone());
-                slot.report_end = true;
+                slot.report_end = Some(source_uid);
                 Step::Write(Purpose::Delete, Verb::Delete { uid: present.uid.clone() })
             }
             Some(_) => {
                 if deleting {
                     slot.expected_gone = Some(present.uid.clone());
-                    slot.report_end = true;
+                    slot.report_end = Some(source_uid);
                 }
                 self.remember_asked(id, view);
                 self.word_done(id, true);

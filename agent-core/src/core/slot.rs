@@ -333,8 +333,8 @@ pub(super) struct Slot {
     pub(super) last_operation: u64,
     /// What the peer has, to be compared with the next read.
     pub(super) compare: Option<Box<Compare>>,
-    /// Its end is to be reported to the peer (the hub's object waits for it).
-    pub(super) report_end: bool,
+    /// Source UID of the hub's object that waits to hear of the end.
+    pub(super) report_end: Option<Box<str>>,
     /// It was being deleted when we first saw it: nobody here knows who asked.
     pub(super) unknown_deletion: bool,
     pub(super) out: Out,
@@ -398,7 +398,7 @@ impl Slot {
             expected_gone: None,
             last_operation: 0,
             compare: None,
-            report_end: false,
+            report_end: None,
             unknown_deletion: false,
             out: Out::default(),
             failures: 0,
