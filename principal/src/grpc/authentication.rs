@@ -57,6 +57,8 @@ impl Services {
                 return Err(Status::unavailable("the blocklist cannot be read"));
             }
         }
+        // The reference finds this out at the first call after authentication, and the agent comes back at once.
+        self.check_subject(connection, &name).map_err(|reason| failed(&reason))?;
         if name == self.namespace {
             // The reference issues tokens and then refuses every call with them, ten times a second.
             return Err(failed(&format!(

@@ -49,6 +49,7 @@ async fn open(
     let name = identity.client_id;
     if identity.mode != "managed" {
         tracing::warn!(agent = name, "agent is autonomous: this version serves managed agents only");
+        services.hold().await;
         return Err(Status::unauthenticated("autonomous agents are not served"));
     }
     let peer = Services::peer_of(request.metadata())

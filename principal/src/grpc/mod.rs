@@ -190,18 +190,7 @@ impl Services {
                 identity.client_id
             )));
         }
-        if self.match_subject {
-            let common_name = match &connection.certificate {
-                Some(ClientCertificate { names: Ok(names), .. }) => names.common_name.as_str(),
-                _ => "",
-            };
-            if common_name != identity.client_id {
-                return Err(refused(format!(
-                    "the certificate's common name {common_name:?} is not the agent's name {:?}",
-                    identity.client_id
-                )));
-            }
-        }
+        self.check_subject(connection, &identity.client_id).map_err(refused)?;
         if !matches!(identity.mode.as_str(), "managed" | "autonomous") {
             return Err(refused(format!(
                 "agent {} has unknown mode {:?}",
@@ -224,6 +213,18 @@ impl Services {
                 Err(Status::unavailable("the blocklist cannot be read"))
             }
         }
+    }
+
+    /// `--client-cert-subject-match`.
+    fn check_subject(&self, connection: &Connection, agent: &str) -> Result<(), String> {
+        let common_name = match &connection.certificate {
+            Some(ClientCertificate { names: Ok(names), .. }) => names.common_name.as_str(),
+            _ => "",
+        };
+        if !self.match_subject || common_name == agent {
+            return Ok(());
+        }
+        Err(format!("the certificate's common name {common_name:?} is not the agent's name {agent:?}"))
     }
 
     fn identity_of_token(&self, metadata: &MetadataMap) -> Result<Identity, String> {
