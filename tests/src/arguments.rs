@@ -112,7 +112,11 @@ pub fn print_json(value: &Value) {
 }
 
 /// Lets cargo build a package on its own, as it is shipped, and asks where the binaries are.
-fn build<const N: usize>(package: &str, profile: &str, binaries: [&str; N]) -> Result<[CommandLine; N], String> {
+fn build<const N: usize>(
+    package: &str,
+    profile: &str,
+    binaries: [&str; N],
+) -> Result<[CommandLine; N], String> {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
     let output = Command::new(&cargo)

@@ -145,10 +145,7 @@ fn report_back(stack: &mut Stack) -> Result<String, String> {
     let hub = await_object(&stack.hub.admin, &hub_app(SHOP), LIMIT, "synced and healthy", |hub| {
         hub["status"]["sync"]["status"] == "Synced" && hub["status"]["health"]["status"] == "Healthy"
     })?;
-    Ok(format!(
-        "the hub shows {} at {}",
-        hub["status"]["sync"]["status"], hub["status"]["sync"]["revision"]
-    ))
+    Ok(format!("the hub shows {} at {}", hub["status"]["sync"]["status"], hub["status"]["sync"]["revision"]))
 }
 
 fn update(stack: &mut Stack) -> Result<String, String> {
@@ -192,7 +189,8 @@ fn cut(stack: &mut Stack) -> Result<String, String> {
     if edge.get_opt(&edge_app(TILL))?.is_some() {
         return Err("something passed a link that is cut".to_owned());
     }
-    Ok("the hub changes v2 to v3 and adds another; the edge goes on alone, and still undoes a local edit".to_owned())
+    Ok("the hub changes v2 to v3 and adds another; the edge goes on alone, and still undoes a local edit"
+        .to_owned())
 }
 
 fn heal(stack: &mut Stack) -> Result<String, String> {

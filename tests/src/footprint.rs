@@ -122,7 +122,10 @@ pub fn table(budgets: &[Budget], agents: &[(String, Figures)]) -> String {
     text.push_str("\n| --- | --- | ---: | ---: |");
     text.push_str(&" ---: |".repeat(agents.len()));
     for budget in budgets {
-        text.push_str(&format!("\n| `{}` | {} | {} | {} |", budget.name, budget.unit, budget.gate, budget.aim));
+        text.push_str(&format!(
+            "\n| `{}` | {} | {} | {} |",
+            budget.name, budget.unit, budget.gate, budget.aim
+        ));
         for (_, figures) in agents {
             let figure = figures.get(budget.name.as_str()).map_or_else(|| "-".to_owned(), u64::to_string);
             text.push_str(&format!(" {figure} |"));
@@ -133,7 +136,11 @@ pub fn table(budgets: &[Budget], agents: &[(String, Figures)]) -> String {
 }
 
 pub fn to_json(figures: &Figures) -> Value {
-    figures.iter().map(|(&name, &figure)| (name.to_owned(), json!(figure))).collect::<serde_json::Map<_, _>>().into()
+    figures
+        .iter()
+        .map(|(&name, &figure)| (name.to_owned(), json!(figure)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
 
 fn populate(stack: &Stack, range: std::ops::Range<usize>) -> Result<(), String> {

@@ -37,7 +37,11 @@ impl Spread {
 }
 
 /// Three measurements, each on fresh API servers with fresh peers, sorted by arrival. The median is the second.
-pub fn measure(options: &StackOptions, count: usize, report: impl Fn(&Spread)) -> Result<[Spread; 3], String> {
+pub fn measure(
+    options: &StackOptions,
+    count: usize,
+    report: impl Fn(&Spread),
+) -> Result<[Spread; 3], String> {
     let mut runs = [once(options, count)?, once(options, count)?, once(options, count)?];
     runs.iter().for_each(report);
     runs.sort_by(|a, b| a.arrived.total_cmp(&b.arrived));

@@ -36,7 +36,9 @@ fn run() -> Result<bool, String> {
     let own = kubeconfig.is_some();
     let journey = match (kubeconfig, hub, edge) {
         (None, None, None) => {
-            say("two embedded Kubernetes APIs, a fresh PKI, the real principal and agent-lite over TLS on loopback\n");
+            say(
+                "two embedded Kubernetes APIs, a fresh PKI, the real principal and agent-lite over TLS on loopback\n",
+            );
             demo::on_embedded(options, &mut print)?
         }
         (Some(kubeconfig), Some(hub), Some(edge)) => {
