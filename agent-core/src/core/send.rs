@@ -505,6 +505,15 @@ impl Core {
     pub(super) fn tell_gone(&mut self, id: SlotId, version: &str, source_uid: Option<&str>) {
         let slot = self.slot(id);
         let Some(uid) = slot.out.known_as.first().cloned() else { return };
+        if slot
+            .out
+            .gone
+            .as_ref()
+            .is_some_and(|gone| gone.uid == uid && gone.source_uid.as_deref() == source_uid)
+        {
+            // It is being told already, with what was known then.
+            return;
+        }
         let version = if version.is_empty() { "0" } else { version };
         slot.out.gone = Some(Box::new(super::outbox::Gone {
             uid,

@@ -322,6 +322,8 @@ pub(super) struct Slot {
     pub(super) unlisted: bool,
     pub(super) seen: Seen,
     pub(super) word: Option<Asked<Word>>,
+    /// Source UIDs whose end was told while `word`, about a later object, was pending.
+    pub(super) former: Vec<Box<str>>,
     pub(super) operation: Option<Asked<OperationWord>>,
     pub(super) terminate: Option<Asked<Box<str>>>,
     pub(super) reference: Option<Reference>,
@@ -391,6 +393,7 @@ impl Slot {
             unlisted: false,
             seen: Seen::default(),
             word: None,
+            former: Vec::new(),
             operation: None,
             terminate: None,
             reference: None,
