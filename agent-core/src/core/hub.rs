@@ -33,6 +33,7 @@ impl StatusParts<'_> {
 
 impl Core {
     pub(super) fn hub_changed(&mut self, id: SlotId, view: &ObjectView<'_>, own_write: bool) {
+        let first_list = !self.synced;
         let slot = self.slot(id);
         let Some(present) = slot.observed.present().cloned() else { return };
         if slot.out.wants.has(Want::Gone) && slot.out.gone.as_ref().is_none_or(|gone| gone.uid != present.uid)
@@ -40,6 +41,10 @@ impl Core {
             // It exists again: what exists now is the latest word about the name.
             slot.out.wants.remove(Want::Gone);
             slot.out.gone = None;
+        }
+        if first_list && slot.out.known_as.is_empty() {
+            // A principal before us may have told it.
+            slot.out.known_as.push(present.uid.clone());
         }
         let seen = core::mem::take(&mut slot.seen);
         let seen = if seen.uid == present.uid { seen } else { Seen::default() };

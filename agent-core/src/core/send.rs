@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::outbox::{Control, ControlStage, InFlight, Owner, Stage, Want};
-use super::slot::{Observed, Purpose, SlotId};
+use super::slot::{Observed, Purpose, Slot, SlotId};
 use super::{Core, Note, Role, event_print};
 use crate::checksum::{Checksum, Subtree, list_checksum};
 use crate::cloudevent::EventWriter;
@@ -416,9 +416,7 @@ impl Core {
     }
 
     pub(super) fn tell_all_statuses(&mut self) {
-        for id in
-            self.ids_where(|slot| slot.observed.present().is_some_and(|present| present.source_uid.is_some()))
-        {
+        for id in self.ids_where(Slot::is_from_hub) {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
         }

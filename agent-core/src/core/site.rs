@@ -110,6 +110,11 @@ impl Core {
             asked.refused = false;
         }
         slot.recreate = None;
+        if !present.deleting && slot.outstanding.is_none() {
+            // A delete that was asked for did not happen; if it is still wanted it is asked for again.
+            slot.expected_gone = None;
+            slot.report_end = None;
+        }
         self.level_check(id);
     }
 

@@ -410,6 +410,14 @@ impl Slot {
         }
     }
 
+    /// Whether it exists here, as far as known, and came from the hub.
+    pub(super) fn is_from_hub(&self) -> bool {
+        match &self.observed {
+            Observed::Present(present) | Observed::Unknown(Some(present)) => present.source_uid.is_some(),
+            Observed::Unknown(None) | Observed::Absent => false,
+        }
+    }
+
     /// What is known may no longer be so: the next step is a read.
     pub(super) fn doubt(&mut self) {
         self.observed = match core::mem::replace(&mut self.observed, Observed::Absent) {

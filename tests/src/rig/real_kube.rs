@@ -22,16 +22,27 @@ pub struct RealKube {
     dir: WorkDir,
 }
 
-/// The directory with `etcd` and `kube-apiserver`: `KUBEBUILDER_ASSETS`, the convention of envtest.
+/// The directory with `etcd` and `kube-apiserver`: `KUBEBUILDER_ASSETS`, the convention of envtest, else the
+/// cache that `tests/run` fills.
 pub fn kube_assets() -> Result<PathBuf, String> {
-    let Some(dir) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) else {
-        return Err(
-            "KUBEBUILDER_ASSETS is not set; tests/run sets it after building what it names".to_owned()
-        );
+    let dir = match env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir),
+        None => {
+            // The same name as in tests/run: the tool module pins the versions.
+            let module = include_bytes!("../../tools/go.mod");
+            let hash = format!("{:016x}", agent_core::checksum::fingerprint(module));
+            let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+            let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+            let cache = cache.ok_or("neither KUBEBUILDER_ASSETS nor HOME is set")?;
+            cache.join("argocd-agent-lite").join(format!("kube-{}", &hash[..12]))
+        }
     };
     for program in ["etcd", "kube-apiserver"] {
         if !dir.join(program).is_file() {
-            return Err(format!("KUBEBUILDER_ASSETS={} has no {program}", dir.display()));
+            return Err(format!(
+                "no {program} in {}: tests/run builds it, or KUBEBUILDER_ASSETS names another directory",
+                dir.display()
+            ));
         }
     }
     Ok(dir)
