@@ -326,7 +326,7 @@ impl Core {
                         RequestUpdate { resource, checksum: None }.encode()
                     }
                 };
-                Some(control(Type::RequestUpdate, body))
+                Some(Draft { level: if blind { BLIND } else { 0 }, ..control(Type::RequestUpdate, body) })
             }
             Want::Report => {
                 let present = slot.observed.present()?;
@@ -463,8 +463,8 @@ impl Core {
                 }
             }
             Want::Error => slot.out.error = None,
-            Want::Verify => slot.out.verify_blind = false,
-            Want::Terminate | Want::Report => {}
+            Want::Verify if flight.level == BLIND => slot.out.verify_blind = false,
+            Want::Verify | Want::Terminate | Want::Report => {}
         }
     }
 
@@ -541,5 +541,7 @@ fn synced_resource<'a>(key: &'a crate::request::Key, uid: &'a str) -> SyncedReso
     }
 }
 
+/// Level of a comparison without a checksum.
+const BLIND: u64 = 1;
 /// UIDs remembered for one name that the peer never acknowledged; older ones are settled by the next resync.
 const KNOWN_MAX: usize = 8;

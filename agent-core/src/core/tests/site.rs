@@ -650,3 +650,29 @@ fn the_hub_hears_the_status_again_after_its_operation_was_settled() {
     rig.done(&read, &site_app("l-1", 7, "h-1", "a"));
     assert_eq!(rig.types(), words(&["processed", "status-update"]));
 }
+
+#[test]
+fn a_blind_comparison_is_not_settled_by_an_ordinary_one() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = Rig::site(&[&local]);
+    rig.connect();
+    // The start-up comparison is on its way when the object is deleted here and comes back.
+    let read = rig.request();
+    rig.done(&read, &local);
+    let ordinary = rig.frames().into_iter().find(|frame| frame.r#type == "request-update").unwrap();
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let create = rig.request();
+    rig.done(&create, &site_app("l-2", 7, "h-1", "a"));
+    rig.ack(&ordinary);
+    let mut blind = false;
+    for _ in 0..4 {
+        for request in rig.requests() {
+            rig.done(&request, &site_app("l-2", 7, "h-1", "a"));
+        }
+        for frame in rig.frames() {
+            blind |= frame.data.contains(r#""checksum":null"#) && frame.data.contains("h-1");
+            rig.ack(&frame);
+        }
+    }
+    assert!(blind);
+}
