@@ -279,6 +279,16 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
         };
         trouble(&mut rng, action);
     }
+    if family == Family::Deletes && rng.below(2) == 0 {
+        // Many at once while the principal is away: only a resync can tell the site.
+        let at = 5_000 + rng.below(end);
+        steps.push(Step { at, action: Action::Crash { side: Side::Hub, millis: 8_000 } });
+        let first = rng.below(apps);
+        for number in 0..8 + rng.below(6) {
+            let app = ((first + number) % apps) as u8;
+            steps.push(Step { at: at + 200 + number * 100, action: Action::Delete { app } });
+        }
+    }
     // Stable: what was generated first for a moment happens first.
     steps.sort_by_key(|step| step.at);
     steps

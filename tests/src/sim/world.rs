@@ -1138,7 +1138,8 @@ impl World {
                     open.scheduled = true;
                 }
                 self.after(delay, Due::WatchTurn { side, incarnation, id });
-                let limit = query.watch_limit().unwrap_or(Duration::from_secs(600));
+                // Sooner than asked for, as servers may: a run is short.
+                let limit = query.watch_limit().unwrap_or(WATCH_LIMIT) / 8;
                 self.after(limit, Due::WatchEnd { side, incarnation, id });
             }
         }
@@ -1305,4 +1306,6 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// Longer than any acknowledgement takes.
 const QUIET: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(10 * 60);
+/// What a server chooses where a watch names no time.
+const WATCH_LIMIT: Duration = Duration::from_secs(1800);
 const TURNS_LIMIT: u32 = 20_000;
