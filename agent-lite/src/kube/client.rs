@@ -13,7 +13,7 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::client::conn::http1::{Builder, SendRequest};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -254,7 +254,12 @@ impl Client {
 async fn drive(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
 ) -> Result<SendRequest<Full<Bytes>>, NoAnswer> {
-    let (sender, connection) = handshake(Io::new(stream)).await.map_err(|error| NoAnswer(text(&error)))?;
+    // By default a buffer grows to 400 KB with the traffic and stays so.
+    let (sender, connection) = Builder::new()
+        .read_buf_exact_size(Some(READ_BUFFER))
+        .handshake(Io::new(stream))
+        .await
+        .map_err(|error| NoAnswer(text(&error)))?;
     // Its errors reach the request that waits.
     tokio::task::spawn_local(async move {
         let _ = connection.await;
@@ -329,6 +334,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 
 /// As other clients do: kubelet replaces a mounted token long before it expires.
 const TOKEN_AGE: Duration = Duration::from_secs(60);
+
+/// Room for any head of an answer.
+const READ_BUFFER: usize = 16 << 10;
 
 /// Each holds TLS buffers of some 40 KB.
 const MAX_IDLE: usize = 2;
