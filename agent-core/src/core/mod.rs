@@ -904,6 +904,7 @@ fn is_pending(slot: &Slot) -> bool {
         || slot.terminate.is_some()
         || slot.recreate.is_some()
         || slot.compare.is_some()
+        || slot.stale_operation != 0
         || slot.must_read
         || !slot.out.is_idle()
 }

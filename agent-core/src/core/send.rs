@@ -458,8 +458,12 @@ impl Core {
             }
             Want::Operation => {
                 let same = slot.out.operation.as_ref().is_some_and(|latch| latch.print() == flight.level);
-                if same {
-                    slot.out.operation = None;
+                if same && let Some(latch) = slot.out.operation.take() {
+                    // Our agents tell the status once more after this acknowledgement.
+                    if latch.over && self.peer.as_ref().is_some_and(|peer| peer.is_go) {
+                        self.slot(id).stale_operation = crate::checksum::fingerprint(&latch.operation);
+                        self.queue(id);
+                    }
                 }
             }
             Want::Error => slot.out.error = None,

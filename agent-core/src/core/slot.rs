@@ -333,6 +333,8 @@ pub(super) struct Slot {
     pub(super) expected_gone: Option<Box<str>>,
     /// Event id of the operation that was written last: its repetition is no second operation.
     pub(super) last_operation: u64,
+    /// Fingerprint of an operation that is over on the site and still stands on the hub; 0: none.
+    pub(super) stale_operation: u64,
     /// What the peer has, to be compared with the next read.
     pub(super) compare: Option<Box<Compare>>,
     /// Source UID of the hub's object that waits to hear of the end.
@@ -400,6 +402,7 @@ impl Slot {
             recreate: None,
             expected_gone: None,
             last_operation: 0,
+            stale_operation: 0,
             compare: None,
             report_end: None,
             unknown_deletion: false,

@@ -458,3 +458,24 @@ fn a_read_that_failed_across_a_reconnect_is_tried_again() {
     rig.done(&read, &hub_app("h-1", 6, "b"));
     assert_eq!(rig.types(), words(&["spec-update"]));
 }
+
+#[test]
+fn an_operation_that_a_go_agent_reported_over_before_its_acknowledgement_is_cleared() {
+    let operation = r#","operation":{"sync":{}}"#;
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    rig.connect_go();
+    settle(&mut rig, &[&app]);
+    rig.see(&hub_app_with("h-1", 6, "a", "", operation));
+    let sent = rig.frames().remove(0);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    assert!(!body(&patch).contains("operation"));
+    rig.done(&patch, &hub_app_with("h-1", 7, "a", "", &format!(r#"{operation},"status":{{"health":{{}}}}"#)));
+    rig.ack(&sent);
+    let patch = rig.request();
+    assert!(body(&patch).ends_with(r#"{"op":"remove","path":"/operation"}]"#), "{}", body(&patch));
+    rig.done(&patch, &hub_app_with("h-1", 8, "a", "", r#","status":{"health":{}}"#));
+    rig.frames();
+    assert!(rig.core.is_settled());
+}
