@@ -1,11 +1,12 @@
 //! The link between a site and the hub: a TCP forwarder that can be cut, hung and healed.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
+use std::{mem, thread};
 
 use socket2::SockRef;
 
@@ -37,8 +38,8 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     mode: Mode,
-    /// Both ends of every open connection.
-    open: Vec<[TcpStream; 2]>,
+    /// Both ends of every open connection, by its number. A handle here keeps a socket from being closed.
+    open: BTreeMap<u64, [TcpStream; 2]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ impl Link {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { mode: Mode::Forward, open: Vec::new() }),
+            state: Mutex::new(State { mode: Mode::Forward, open: BTreeMap::new() }),
             changed: Condvar::new(),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
@@ -99,10 +100,8 @@ impl Link {
         let mut state = self.shared.lock();
         state.mode = mode;
         if matches!(mode, Mode::Cut | Mode::Closed) {
-            for pair in state.open.drain(..) {
-                for end in &pair {
-                    reset(end);
-                }
+            for end in mem::take(&mut state.open).values().flatten() {
+                reset(end);
             }
         }
         self.shared.changed.notify_all();
@@ -159,15 +158,14 @@ fn carry(client: TcpStream, target: SocketAddr, shared: &Arc<Shared>) -> io::Res
     let server = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    shared.connections.fetch_add(1, Ordering::Relaxed);
+    let number = shared.connections.fetch_add(1, Ordering::Relaxed);
     {
         let mut state = shared.lock();
         if state.mode == Mode::Cut {
             reset(&client);
             return Ok(());
         }
-        state.open.retain(|[end, _]| end.peer_addr().is_ok());
-        state.open.push([client.try_clone()?, server.try_clone()?]);
+        state.open.insert(number, [client.try_clone()?, server.try_clone()?]);
     }
     let up = thread::spawn({
         let (from, to, shared) = (client.try_clone()?, server.try_clone()?, shared.clone());
@@ -175,6 +173,7 @@ fn carry(client: TcpStream, target: SocketAddr, shared: &Arc<Shared>) -> io::Res
     });
     pump(server, client, shared, |shared| &shared.down);
     let _ = up.join();
+    shared.lock().open.remove(&number);
     Ok(())
 }
 
@@ -190,11 +189,16 @@ fn pump(mut from: TcpStream, mut to: TcpStream, shared: &Shared, counter: fn(&Sh
                 return;
             }
         };
-        if !shared.may_pass() || to.write_all(&buffer[..read]).is_err() {
+        if !shared.may_pass() {
             reset(&from);
             return;
         }
+        // Counted first: whoever has received a byte finds it counted.
         counter(shared).fetch_add(read as u64, Ordering::Relaxed);
+        if to.write_all(&buffer[..read]).is_err() {
+            reset(&from);
+            return;
+        }
     }
     if shared.may_pass() {
         let _ = to.shutdown(Shutdown::Write);
@@ -236,6 +240,21 @@ mod tests {
         assert_eq!(ask(&mut refused), None, "a cut link carries nothing new");
         link.heal();
         assert_eq!(ask(&mut connect(&link)), Some(b'x'));
+    }
+
+    #[test]
+    fn a_server_that_dies_is_felt_through_the_link() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let link = Link::start(listener.local_addr().unwrap()).unwrap();
+        let mut client = connect(&link);
+        client.write_all(b"unread").unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        // Closed with bytes unread: the kernel resets, as it does when a process is killed.
+        drop(server);
+        let end = client.read(&mut [0]);
+        let timed_out = end.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        assert!(!timed_out, "the client waits for a server that is gone: {end:?}");
     }
 
     fn echo_behind_link() -> Link {
