@@ -240,7 +240,8 @@ impl Stack {
         self.agentctl(&issue)
     }
 
-    fn agentctl(&self, arguments: &[&str]) -> Result<(), String> {
+    /// Runs argocd-agentctl with the administrator's rights on both clusters.
+    pub fn agentctl(&self, arguments: &[&str]) -> Result<(), String> {
         let words = self.options.agentctl.words();
         let output = Command::new(&words[0])
             .args(&words[1..])
