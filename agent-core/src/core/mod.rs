@@ -749,7 +749,6 @@ impl Core {
             }
             self.queue(id);
         }
-        self.enqueue(id);
         self.confirm_identity(now, id);
         self.reap(id);
     }
@@ -808,7 +807,9 @@ impl Core {
     }
 
     fn verify_all(&mut self) {
-        for id in self.ids_where(Slot::is_from_hub) {
+        for id in
+            self.ids_where(|slot| slot.observed.present().is_some_and(|present| present.source_uid.is_some()))
+        {
             self.want(id, Want::Verify);
         }
     }
@@ -904,7 +905,6 @@ fn is_pending(slot: &Slot) -> bool {
         || slot.terminate.is_some()
         || slot.recreate.is_some()
         || slot.compare.is_some()
-        || slot.stale_operation != 0
         || slot.must_read
         || !slot.out.is_idle()
 }

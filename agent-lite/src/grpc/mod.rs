@@ -2,5 +2,4 @@
 
 pub(crate) mod client;
 mod framing;
-mod gzip;
 mod status;
