@@ -97,6 +97,7 @@ async fn run(options: Options, kube_config: kube::config::Config) -> Result<(), 
     let kube = Client::new(kube_config, &user_agent)?;
     let loader = Loader::new(&options, kube.clone());
     let identity = identity(&options)?;
+    let core_config = core_config(&options)?;
     info!(version = VERSION, namespace = options.namespace, api_server = kube.address(), "Starting");
 
     let status = Rc::new(Status::default());
@@ -133,7 +134,7 @@ async fn run(options: Options, kube_config: kube::config::Config) -> Result<(), 
     });
     let clock = Clock::start();
     shell::run(Parts {
-        core: Core::new(core_config(&options)?, Rng::new(rng.next_u64()), clock.wall),
+        core: Core::new(core_config, Rng::new(rng.next_u64()), clock.wall),
         informers: vec![applications],
         session: Session::new(clock.wall),
         rng,

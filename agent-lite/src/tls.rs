@@ -294,3 +294,172 @@ impl ServerCertVerifier for AcceptAny {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use rustls::ServerConfig;
+    use rustls::server::WebPkiClientVerifier;
+    use rustls::time_provider::TimeProvider;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    const CA: &[u8] = include_bytes!("../tests/data/ca.crt");
+    const SERVER: &[u8] = include_bytes!("../tests/data/server.crt");
+    const SERVER_KEYS: [&[u8]; 2] =
+        [include_bytes!("../tests/data/server.pkcs8.key"), include_bytes!("../tests/data/server.sec1.key")];
+    const RSA: &[u8] = include_bytes!("../tests/data/rsa.crt");
+    const RSA_KEYS: [&[u8]; 2] =
+        [include_bytes!("../tests/data/rsa.pkcs1.key"), include_bytes!("../tests/data/rsa.pkcs8.key")];
+
+    fn material(client: Option<(&[u8], &[u8])>) -> Material {
+        Material { roots: Some(CA.into()), client: client.map(|(chain, key)| (chain.into(), key.into())) }
+    }
+
+    fn config(material: &Material) -> Result<Arc<ClientConfig>, String> {
+        client_config(material, &Limits::none(), &[b"h2"])
+    }
+
+    #[test]
+    fn every_shape_of_certificates_and_keys() {
+        for key in RSA_KEYS {
+            config(&material(Some((RSA, key)))).unwrap();
+        }
+        for key in SERVER_KEYS {
+            config(&material(Some((SERVER, key)))).unwrap();
+        }
+        // A chain, comments, CRLF line ends.
+        let chain = [b"# the leaf\r\n", RSA, b"subject=/CN=CA\n", CA].concat();
+        let chain = String::from_utf8(chain).unwrap().replace('\n', "\r\n");
+        config(&material(Some((chain.as_bytes(), RSA_KEYS[0])))).unwrap();
+        assert_eq!(certificates(chain.as_bytes()).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn errors_say_which_piece_is_wrong() {
+        for (material, part) in [
+            (material(Some((SERVER, RSA_KEYS[0]))), "do not fit together"),
+            (material(Some((RSA_KEYS[0], RSA_KEYS[0]))), "client certificate: no PEM certificate"),
+            (material(Some((RSA, RSA))), "client key: no PEM private key"),
+            (
+                material(Some((b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", RSA))),
+                "broken PEM",
+            ),
+            (Material { roots: Some(b"".to_vec()), client: None }, "CA bundle: no PEM certificate"),
+        ] {
+            let error = config(&material).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+        let limits = Limits { suites: vec!["TLS_RSA_WITH_RC4_128_SHA".into()], ..Limits::none() };
+        let error = client_config(&material(None), &limits, &[]).unwrap_err();
+        assert!(error.contains("TLS_RSA_WITH_RC4_128_SHA"), "{error}");
+        let limits =
+            Limits { suites: vec!["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256".into()], ..Limits::none() };
+        client_config(&material(None), &limits, &[]).unwrap();
+    }
+
+    #[test]
+    fn dates_are_read() {
+        let (not_before, not_after) = validity(&certificates(CA).unwrap()[0]).unwrap();
+        assert!(not_before > 1_700_000_000, "{not_before}");
+        assert_eq!(not_after - not_before, 36_500 * 86_400);
+        let at = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap());
+        assert_eq!(date_problem(CA, at(not_before)), None);
+        assert!(date_problem(CA, at(0)).unwrap().starts_with("not valid before 20"));
+        assert!(date_problem(CA, at(not_after + 1)).unwrap().starts_with("expired on 21"));
+        assert_eq!(date_problem(b"", at(0)), None);
+        assert_eq!(time(0x17, b"700101000000Z"), Some(0));
+        assert_eq!(time(0x18, b"20000229120000Z"), Some(951_825_600));
+        assert_eq!(time(0x17, b"70"), None);
+    }
+
+    #[test]
+    fn cut_certificates_do_no_harm() {
+        let certificate = certificates(CA).unwrap().remove(0);
+        for end in 0..certificate.len() {
+            let _ = validity(&certificate[..end]);
+        }
+    }
+
+    #[derive(Debug)]
+    struct At(u64);
+
+    impl TimeProvider for At {
+        fn current_time(&self) -> Option<UnixTime> {
+            Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0)))
+        }
+    }
+
+    /// A handshake with a server that asks for certificates of our CA; what either side says.
+    async fn handshake(client: ClientConfig, name: &str, alpn: &[&[u8]]) -> Result<(), rustls::Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots(CA).unwrap()), Arc::clone(&provider))
+                .build()
+                .unwrap();
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(
+                certificates(SERVER).unwrap(),
+                PrivateKeyDer::from_pem_slice(SERVER_KEYS[0]).unwrap(),
+            )
+            .unwrap();
+        server.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        let (near, far) = tokio::io::duplex(16 << 10);
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        let connector = TlsConnector::from(Arc::new(client));
+        let acceptor = TlsAcceptor::from(Arc::new(server));
+        let (client, server) = tokio::join!(connector.connect(name, near), acceptor.accept(far));
+        let inner = |error: std::io::Error| *error.into_inner().unwrap().downcast::<rustls::Error>().unwrap();
+        client.map(drop).map_err(inner)?;
+        server.map(drop).map_err(inner)
+    }
+
+    fn client(material: &Material) -> ClientConfig {
+        Arc::unwrap_or_clone(config(material).unwrap())
+    }
+
+    #[tokio::test]
+    async fn handshakes_by_name_and_address() {
+        for name in ["hub.example", "127.0.0.1"] {
+            for (chain, key) in [(RSA, RSA_KEYS[0]), (SERVER, SERVER_KEYS[1])] {
+                handshake(client(&material(Some((chain, key)))), name, &[b"h2"]).await.unwrap();
+            }
+        }
+        let trusting = Material { roots: None, ..material(Some((RSA, RSA_KEYS[0]))) };
+        handshake(client(&trusting), "any.example", &[b"h2"]).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn failed_handshakes_say_what_to_do() {
+        let good = material(Some((RSA, RSA_KEYS[0])));
+        let foreign = Material { roots: Some(RSA.into()), ..good.clone() };
+        let tls12 = Limits { max: TlsVersion::V1_2, ..Limits::none() };
+        let old = Arc::unwrap_or_clone(client_config(&good, &tls12, &[b"h2"]).unwrap());
+        for (config, name, alpn, part) in [
+            (client(&foreign), "hub.example", b"h2", "CA bundle is not the one"),
+            (client(&good), "other.example", b"h2", "not in the server's certificate"),
+            (client(&good), "hub.example", b"h1", "does not speak HTTP/2"),
+            (old, "hub.example", b"h2", "--tls-min-version"),
+        ] {
+            let error = handshake(config, name, &[alpn]).await.unwrap_err();
+            assert!(explain(&error).contains(part), "{}", explain(&error));
+            assert!(!is_clock_problem(&error));
+        }
+        // The server refuses after the client is done, as TLS 1.3 has it.
+        assert!(handshake(client(&material(None)), "hub.example", &[b"h2"]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_wrong_clock_is_told_from_a_wrong_certificate() {
+        for seconds in [0, 60_000_000_000] {
+            let mut config = client(&material(Some((RSA, RSA_KEYS[0]))));
+            config.time_provider = Arc::new(At(seconds));
+            let error = handshake(config, "hub.example", &[b"h2"]).await.unwrap_err();
+            assert!(is_clock_problem(&error), "{error}");
+        }
+    }
+}

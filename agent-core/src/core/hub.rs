@@ -33,6 +33,7 @@ impl StatusParts<'_> {
 
 impl Core {
     pub(super) fn hub_changed(&mut self, id: SlotId, view: &ObjectView<'_>, own_write: bool) {
+        let first_list = !self.synced;
         let slot = self.slot(id);
         let Some(present) = slot.observed.present().cloned() else { return };
         if slot.out.wants.has(Want::Gone) && slot.out.gone.as_ref().is_none_or(|gone| gone.uid != present.uid)
@@ -40,6 +41,10 @@ impl Core {
             // It exists again: what exists now is the latest word about the name.
             slot.out.wants.remove(Want::Gone);
             slot.out.gone = None;
+        }
+        if first_list && slot.out.known_as.is_empty() {
+            // A principal before us may have told it.
+            slot.out.known_as.push(present.uid.clone());
         }
         let seen = core::mem::take(&mut slot.seen);
         let seen = if seen.uid == present.uid { seen } else { Seen::default() };
@@ -58,6 +63,7 @@ impl Core {
                 slot.out.operation = Some(Box::new(OperationLatch {
                     operation: operation.into(),
                     resource_version: present.resource_version.clone(),
+                    over: false,
                 }));
                 self.want(id, Want::Operation);
             }
@@ -154,7 +160,7 @@ impl Core {
     pub(super) fn next_on_hub(&mut self, _now: crate::time::Instant, id: SlotId) -> Step {
         let agent = self.config.agent.clone();
         let slot = self.slot(id);
-        let Some(Asked { what, serial, .. }) = &slot.word else { return Step::Idle };
+        let Some(Asked { what, serial, .. }) = &slot.word else { return self.next_for_stale_operation(id) };
         let serial = *serial;
         let present = match &slot.observed {
             Observed::Unknown(_) => return Step::Read,
@@ -187,6 +193,11 @@ impl Core {
                     && (keep_refresh || (refresh != 0) == (present.refresh != 0));
                 if word.source_uid == present.uid {
                     slot.out.unconfirmed = false;
+                }
+                if word.operation.is_none()
+                    && let Some(latch) = &mut slot.out.operation
+                {
+                    latch.over = true;
                 }
                 if same {
                     return self.hub_done(id, None);
@@ -239,6 +250,24 @@ impl Core {
         Step::Write(Purpose::Write(Applies::Word), Verb::JsonPatch(patch))
     }
 
+    /// A Go agent tells that an operation is over before it acknowledges it, and then says nothing more.
+    fn next_for_stale_operation(&mut self, id: SlotId) -> Step {
+        let slot = self.slot(id);
+        match &slot.observed {
+            _ if slot.stale_operation == 0 => Step::Idle,
+            Observed::Unknown(_) => Step::Read,
+            Observed::Present(present) if present.operation == slot.stale_operation => {
+                let mut patch = Patch::new(&present.resource_version);
+                patch.remove("/operation");
+                Step::Write(Purpose::Write(Applies::Operation), Verb::JsonPatch(patch.finish_always()))
+            }
+            Observed::Present(_) | Observed::Absent => {
+                slot.stale_operation = 0;
+                Step::Idle
+            }
+        }
+    }
+
     fn hub_done(&mut self, id: SlotId, reason: Option<&'static str>) -> Step {
         let slot = self.slot(id);
         let key = slot.key.clone();
@@ -251,8 +280,12 @@ impl Core {
         Step::Idle
     }
 
-    pub(super) fn hub_written(&mut self, id: SlotId, _purpose: Purpose) {
+    pub(super) fn hub_written(&mut self, id: SlotId, purpose: Purpose) {
         let slot = self.slot(id);
+        if purpose == Purpose::Write(Applies::Operation) {
+            slot.stale_operation = 0;
+            return;
+        }
         if slot.word.as_ref().is_some_and(|asked| asked.serial == slot.applying) {
             let ack = take_asked(&mut slot.word);
             self.give(ack);

@@ -749,6 +749,7 @@ impl Core {
             }
             self.queue(id);
         }
+        self.enqueue(id);
         self.confirm_identity(now, id);
         self.reap(id);
     }
@@ -807,9 +808,7 @@ impl Core {
     }
 
     fn verify_all(&mut self) {
-        for id in
-            self.ids_where(|slot| slot.observed.present().is_some_and(|present| present.source_uid.is_some()))
-        {
+        for id in self.ids_where(Slot::is_from_hub) {
             self.want(id, Want::Verify);
         }
     }
@@ -905,6 +904,7 @@ fn is_pending(slot: &Slot) -> bool {
         || slot.terminate.is_some()
         || slot.recreate.is_some()
         || slot.compare.is_some()
+        || slot.stale_operation != 0
         || slot.must_read
         || !slot.out.is_idle()
 }

@@ -156,6 +156,8 @@ pub(super) struct OperationLatch {
     pub(super) operation: Box<[u8]>,
     /// Of the object then. The event id is made from it, so that a repetition is known as one whatever happens to the object.
     pub(super) resource_version: Box<str>,
+    /// A status that arrived before the acknowledgement had no operation any more.
+    pub(super) over: bool,
 }
 
 impl OperationLatch {

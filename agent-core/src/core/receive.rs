@@ -204,12 +204,19 @@ impl Core {
     }
 
     /// A delete for a UID that the pending word has replaced already: senders order nothing across UIDs.
+    ///
+    /// It is remembered: should the pending word be taken back, the former object must still go.
     fn is_about_former_object(&mut self, key: &Key, word: &GoneWord) -> bool {
         let Some(&id) = self.index.get(key) else { return false };
-        matches!(
-            &self.slot(id).word,
+        let slot = self.slot(id);
+        let is_former = matches!(
+            &slot.word,
             Some(Asked { what: Word::Exists(exists), .. }) if exists.source_uid != word.source_uid
-        )
+        );
+        if is_former && !word.synthetic && slot.former.len() < FORMER_MAX {
+            slot.former.push(word.source_uid.clone());
+        }
+        is_former
     }
 
     fn wanted_slot(&mut self, _now: Instant, key: &Key, ack: &Ack) -> SlotId {
@@ -328,3 +335,6 @@ impl Core {
 fn asked<T>(event: &EventView<'_>, serial: u32, what: T, ack: Ack) -> Asked<T> {
     Asked { what, ack: Some(ack), refused: false, event: event_print(event.event_id), serial }
 }
+
+/// Ends of former objects remembered beside one pending word; what is beyond is settled by the next resync.
+const FORMER_MAX: usize = 8;

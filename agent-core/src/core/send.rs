@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::outbox::{Control, ControlStage, InFlight, Owner, Stage, Want};
-use super::slot::{Observed, Purpose, SlotId};
+use super::slot::{Observed, Purpose, Slot, SlotId};
 use super::{Core, Note, Role, event_print};
 use crate::checksum::{Checksum, Subtree, list_checksum};
 use crate::cloudevent::EventWriter;
@@ -326,7 +326,7 @@ impl Core {
                         RequestUpdate { resource, checksum: None }.encode()
                     }
                 };
-                Some(control(Type::RequestUpdate, body))
+                Some(Draft { level: if blind { BLIND } else { 0 }, ..control(Type::RequestUpdate, body) })
             }
             Want::Report => {
                 let present = slot.observed.present()?;
@@ -416,9 +416,7 @@ impl Core {
     }
 
     pub(super) fn tell_all_statuses(&mut self) {
-        for id in
-            self.ids_where(|slot| slot.observed.present().is_some_and(|present| present.source_uid.is_some()))
-        {
+        for id in self.ids_where(Slot::is_from_hub) {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
         }
@@ -460,13 +458,17 @@ impl Core {
             }
             Want::Operation => {
                 let same = slot.out.operation.as_ref().is_some_and(|latch| latch.print() == flight.level);
-                if same {
-                    slot.out.operation = None;
+                if same && let Some(latch) = slot.out.operation.take() {
+                    // Our agents tell the status once more after this acknowledgement.
+                    if latch.over && self.peer.as_ref().is_some_and(|peer| peer.is_go) {
+                        self.slot(id).stale_operation = crate::checksum::fingerprint(&latch.operation);
+                        self.queue(id);
+                    }
                 }
             }
             Want::Error => slot.out.error = None,
-            Want::Verify => slot.out.verify_blind = false,
-            Want::Terminate | Want::Report => {}
+            Want::Verify if flight.level == BLIND => slot.out.verify_blind = false,
+            Want::Verify | Want::Terminate | Want::Report => {}
         }
     }
 
@@ -505,6 +507,15 @@ impl Core {
     pub(super) fn tell_gone(&mut self, id: SlotId, version: &str, source_uid: Option<&str>) {
         let slot = self.slot(id);
         let Some(uid) = slot.out.known_as.first().cloned() else { return };
+        if slot
+            .out
+            .gone
+            .as_ref()
+            .is_some_and(|gone| gone.uid == uid && gone.source_uid.as_deref() == source_uid)
+        {
+            // It is being told already, with what was known then.
+            return;
+        }
         let version = if version.is_empty() { "0" } else { version };
         slot.out.gone = Some(Box::new(super::outbox::Gone {
             uid,
@@ -534,5 +545,7 @@ fn synced_resource<'a>(key: &'a crate::request::Key, uid: &'a str) -> SyncedReso
     }
 }
 
+/// Level of a comparison without a checksum.
+const BLIND: u64 = 1;
 /// UIDs remembered for one name that the peer never acknowledged; older ones are settled by the next resync.
 const KNOWN_MAX: usize = 8;

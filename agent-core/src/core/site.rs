@@ -110,6 +110,11 @@ impl Core {
             asked.refused = false;
         }
         slot.recreate = None;
+        if !present.deleting && slot.outstanding.is_none() {
+            // A delete that was asked for did not happen; if it is still wanted it is asked for again.
+            slot.expected_gone = None;
+            slot.report_end = None;
+        }
         self.level_check(id);
     }
 
@@ -196,7 +201,10 @@ impl Core {
                 let incoming = ObjectView::parse(&exists.object).ok();
                 self.plan_exists(exists, incoming.as_ref(), &present, view)
             }
-            Some(Word::Gone(gone)) => self.plan_gone(gone, &present),
+            Some(Word::Gone(gone)) => {
+                let former = self.slots[id as usize].as_ref().map_or(&[][..], |slot| &slot.former);
+                self.plan_gone(gone, former, &present)
+            }
             _ => Plan::Done,
         };
         match plan {
@@ -335,11 +343,11 @@ impl Core {
         plan
     }
 
-    fn plan_gone(&self, gone: &GoneWord, present: &Present) -> Plan {
+    fn plan_gone(&self, gone: &GoneWord, former: &[Box<str>], present: &Present) -> Plan {
         let Some(source_uid) = &present.source_uid else {
             return Plan::NotApplied("the Application on the site did not come from the hub");
         };
-        if gone.source_uid != *source_uid {
+        if gone.source_uid != *source_uid && !former.contains(source_uid) {
             return Plan::NotApplied("the delete is for another Application of that name");
         }
         if let Some(principal_uid) = &present.principal_uid
@@ -681,6 +689,7 @@ impl Core {
         let slot = self.slot(id);
         let tell = matches!(slot.word.as_ref().map(|asked| &asked.what), Some(Word::Exists(_)));
         let ack = take_asked(&mut slot.word);
+        slot.former.clear();
         slot.failures = 0;
         if applied && slot.out.wants.has(Want::Error) {
             slot.out.error = None;

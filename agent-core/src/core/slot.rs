@@ -322,6 +322,8 @@ pub(super) struct Slot {
     pub(super) unlisted: bool,
     pub(super) seen: Seen,
     pub(super) word: Option<Asked<Word>>,
+    /// Source UIDs whose end was told while `word`, about a later object, was pending.
+    pub(super) former: Vec<Box<str>>,
     pub(super) operation: Option<Asked<OperationWord>>,
     pub(super) terminate: Option<Asked<Box<str>>>,
     pub(super) reference: Option<Reference>,
@@ -331,6 +333,8 @@ pub(super) struct Slot {
     pub(super) expected_gone: Option<Box<str>>,
     /// Event id of the operation that was written last: its repetition is no second operation.
     pub(super) last_operation: u64,
+    /// Fingerprint of an operation that is over on the site and still stands on the hub; 0: none.
+    pub(super) stale_operation: u64,
     /// What the peer has, to be compared with the next read.
     pub(super) compare: Option<Box<Compare>>,
     /// Source UID of the hub's object that waits to hear of the end.
@@ -391,12 +395,14 @@ impl Slot {
             unlisted: false,
             seen: Seen::default(),
             word: None,
+            former: Vec::new(),
             operation: None,
             terminate: None,
             reference: None,
             recreate: None,
             expected_gone: None,
             last_operation: 0,
+            stale_operation: 0,
             compare: None,
             report_end: None,
             unknown_deletion: false,
@@ -404,6 +410,14 @@ impl Slot {
             failures: 0,
             retry_at: None,
             queued: false,
+        }
+    }
+
+    /// Whether it exists here, as far as known, and came from the hub.
+    pub(super) fn is_from_hub(&self) -> bool {
+        match &self.observed {
+            Observed::Present(present) | Observed::Unknown(Some(present)) => present.source_uid.is_some(),
+            Observed::Unknown(None) | Observed::Absent => false,
         }
     }
 

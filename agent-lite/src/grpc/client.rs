@@ -271,3 +271,258 @@ const WINDOW: u32 = 256 << 10;
 const SEND_BUFFER: usize = 64 << 10;
 
 const MAX_HEADERS: u32 = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use h2::Reason;
+    use h2::server::SendResponse;
+    use http::Response;
+    use tokio::io::DuplexStream;
+
+    type Server = h2::server::Connection<DuplexStream, Bytes>;
+
+    fn settings(max_message: usize) -> Arc<Settings> {
+        Arc::new(Settings {
+            host: "hub".into(),
+            port: 443,
+            user_agent: "test/1".into(),
+            peer_header: "v=1;i=2".into(),
+            max_message,
+            compress: false,
+        })
+    }
+
+    /// Runs `client` against a server that gives its first request to `server` and serves frames on.
+    async fn pair<T>(
+        max_message: usize,
+        window: u32,
+        server: impl AsyncFnOnce(Request<RecvStream>, SendResponse<Bytes>, Server) + 'static,
+        client: impl AsyncFnOnce(Channel) -> T,
+    ) -> T {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        tokio::task::LocalSet::new()
+            .run_until(async move {
+                tokio::task::spawn_local(async move {
+                    let mut connection = h2::server::Builder::new()
+                        .initial_window_size(window)
+                        .handshake::<_, Bytes>(far)
+                        .await
+                        .unwrap();
+                    let (request, respond) = connection.accept().await.unwrap().unwrap();
+                    server(request, respond, connection).await;
+                });
+                let channel = Channel::handshake(settings(max_message), near, "https").await.unwrap();
+                client(channel).await
+            })
+            .await
+    }
+
+    fn head() -> Response<()> {
+        Response::builder().header("content-type", "application/grpc").body(()).unwrap()
+    }
+
+    fn trailers(status: &str) -> HeaderMap {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", status.parse().unwrap());
+        trailers.insert("grpc-message", HeaderValue::from_static("caf%C3%A9"));
+        trailers
+    }
+
+    async fn serve_on(mut connection: Server) {
+        while connection.accept().await.is_some() {}
+    }
+
+    /// How an event stream ends when the server does this.
+    async fn stream_end(server: impl AsyncFnOnce(SendResponse<Bytes>, &mut Server) + 'static) -> Failure {
+        let client = async |channel: Channel| {
+            let (_outgoing, receiver) = mpsc::channel(1);
+            channel.stream("/s/S", "token", receiver, async |_| {}).await
+        };
+        let server = async |_: Request<RecvStream>, respond: SendResponse<Bytes>, mut connection: Server| {
+            server(respond, &mut connection).await;
+            serve_on(connection).await;
+        };
+        pair(100, 65_535, server, client).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_end_is_a_failure_with_its_cause() {
+        let failure = stream_end(async |mut respond, _| {
+            let mut send = respond.send_response(head(), false).unwrap();
+            send.send_trailers(trailers("14")).unwrap();
+        })
+        .await;
+        assert_eq!(failure, Failure::status(code::UNAVAILABLE, "caf\u{e9}"));
+
+        let failure = stream_end(async |mut respond, _| {
+            let mut response = head();
+            response.headers_mut().extend(trailers("16"));
+            respond.send_response(response, true).unwrap();
+        })
+        .await;
+        assert_eq!(failure.code, Some(code::UNAUTHENTICATED));
+
+        let failure = stream_end(async |mut respond, _| {
+            let mut send = respond.send_response(head(), false).unwrap();
+            send.send_data(Bytes::new(), true).unwrap();
+        })
+        .await;
+        assert_eq!(failure, Failure::status(code::INTERNAL, "the stream ended without a status"));
+
+        for (reason, number) in [
+            (Reason::INTERNAL_ERROR, code::INTERNAL),
+            (Reason::CANCEL, code::CANCELLED),
+            (Reason::REFUSED_STREAM, code::UNAVAILABLE),
+            (Reason::ENHANCE_YOUR_CALM, code::RESOURCE_EXHAUSTED),
+        ] {
+            let failure = stream_end(async move |mut respond, _| respond.send_reset(reason)).await;
+            assert_eq!(failure.code, Some(number), "{failure}");
+        }
+
+        let failure = stream_end(async |_, connection| {
+            connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        })
+        .await;
+        // The stream was taken on before, so it ends with the connection.
+        assert_eq!(failure.code, None, "{failure}");
+
+        let failure = stream_end(async |mut respond, _| {
+            let mut send = respond.send_response(head(), false).unwrap();
+            send.send_data(Bytes::from_static(&[0, 0, 0, 0, 101]), false).unwrap();
+            // Dropped, it would reset the stream.
+            std::mem::forget(send);
+        })
+        .await;
+        assert_eq!(failure.code, Some(code::RESOURCE_EXHAUSTED), "{failure}");
+
+        let failure = stream_end(async |mut respond, _| {
+            let response = Response::builder().status(502).body(()).unwrap();
+            respond.send_response(response, true).unwrap();
+        })
+        .await;
+        assert_eq!(failure, Failure::status(code::UNAVAILABLE, "HTTP 502 Bad Gateway instead of gRPC"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_breaks_ends_the_stream() {
+        let failure = pair(
+            100,
+            65_535,
+            async |_, _, connection| drop(connection),
+            async |channel| {
+                let (_outgoing, receiver) = mpsc::channel(1);
+                channel.stream("/s/S", "token", receiver, async |_| {}).await
+            },
+        )
+        .await;
+        assert_eq!(failure.code, None, "{failure}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_messages_pass_small_windows_both_ways() {
+        let big = 300 << 10;
+        let server = async move |request: Request<RecvStream>,
+                                 mut respond: SendResponse<Bytes>,
+                                 connection: Server| {
+            assert_eq!(request.headers()["te"], "trailers");
+            assert_eq!(request.headers()["authorization"], "token");
+            assert_eq!(request.headers()["user-agent"], "test/1");
+            assert_eq!(request.headers()[agent_core::peer::HEADER], "v=1;i=2");
+            assert_eq!(request.uri().path(), "/s/S");
+            tokio::task::spawn_local(serve_on(connection));
+            let mut body = request.into_body();
+            let mut send = respond.send_response(head(), false).unwrap();
+            let mut decoder = Decoder::new(usize::MAX, false);
+            while let Some(chunk) = body.data().await {
+                let chunk = chunk.unwrap();
+                decoder.push(&chunk);
+                release(&mut body, chunk.len());
+                while let Some(message) = decoder.next().unwrap() {
+                    send_all(&mut send, encode(&message, false), false).await.unwrap();
+                }
+            }
+            // The half-close is answered.
+            send.send_trailers(trailers("0")).unwrap();
+        };
+        let got = Rc::new(RefCell::new(Vec::new()));
+        let seen = Rc::clone(&got);
+        let failure = pair(1 << 20, 1024, server, async move |channel| {
+            let (outgoing, receiver) = mpsc::channel(1);
+            let outgoing = RefCell::new(Some(outgoing));
+            let first = outgoing.borrow().clone().unwrap();
+            first.send(vec![7; big]).await.unwrap();
+            drop(first);
+            channel
+                .stream("/s/S", "token", receiver, async |message| {
+                    seen.borrow_mut().push(message);
+                    outgoing.borrow_mut().take();
+                })
+                .await
+        })
+        .await;
+        assert_eq!(failure.code, Some(code::OK), "{failure}");
+        assert_eq!(*got.borrow(), [vec![7; big]]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_slows_the_sender_down() {
+        let server = async |_: Request<RecvStream>, mut respond: SendResponse<Bytes>, connection: Server| {
+            tokio::task::spawn_local(serve_on(connection));
+            let mut send = respond.send_response(head(), false).unwrap();
+            let frame = encode(&[1; 1000], false);
+            loop {
+                if send_all(&mut send, frame.clone(), false).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let count = Rc::new(RefCell::new(0));
+        let seen = Rc::clone(&count);
+        pair(1 << 20, 65_535, server, async move |channel| {
+            let (_outgoing, receiver) = mpsc::channel(1);
+            let stream = channel.stream("/s/S", "token", receiver, async |_| {
+                *seen.borrow_mut() += 1;
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            });
+            let limit = std::time::Duration::from_secs(100);
+            assert!(tokio::time::timeout(limit, stream).await.is_err());
+        })
+        .await;
+        assert!((90..=101).contains(&*count.borrow()), "{}", count.borrow());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unary_answers() {
+        let answer = |bytes: &'static [u8], status: &'static str| {
+            pair(
+                100,
+                65_535,
+                async move |_: Request<RecvStream>, mut respond: SendResponse<Bytes>, connection: Server| {
+                    let mut response = head();
+                    response.headers_mut().insert(agent_core::peer::HEADER, HeaderValue::from_static("i=9"));
+                    let mut send = respond.send_response(response, false).unwrap();
+                    send.send_data(Bytes::from_static(bytes), false).unwrap();
+                    send.send_trailers(trailers(status)).unwrap();
+                    serve_on(connection).await;
+                },
+                async |channel| channel.unary("/s/U", None, b"").await,
+            )
+        };
+        let good = answer(&[0, 0, 0, 0, 2, 5, 6], "0").await.unwrap();
+        assert_eq!((good.message, good.peer.as_deref()), (vec![5, 6], Some("i=9")));
+        for (bytes, status, part) in [
+            (&[0, 0, 0, 0, 0][..], "9", "FAILED_PRECONDITION: caf\u{e9}"),
+            (&[], "0", "without an answer"),
+            (&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "0", "more than one"),
+            (&[0, 9, 9, 9, 9], "0", "--grpc-max-message-size"),
+            (&[1, 0, 0, 0, 0], "0", "not gzip"),
+        ] {
+            let failure = answer(bytes, status).await.unwrap_err();
+            assert!(failure.to_string().contains(part), "{failure}");
+        }
+    }
+}

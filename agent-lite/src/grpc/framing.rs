@@ -1,22 +1,17 @@
 //! Messages in a byte stream: one byte for compression, four for the length.
 
 use std::fmt;
-use std::io::{Read, Write};
 
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::read::GzDecoder;
-use flate2::write::GzEncoder;
+
+use super::gzip;
 
 /// Frames one message. With `compress`, those above [`COMPRESS_ABOVE`] are sent as gzip.
 pub(super) fn encode(message: &[u8], compress: bool) -> Bytes {
     let mut frame = Vec::with_capacity(message.len() + PREFIX);
     if compress && message.len() > COMPRESS_ABOVE {
         frame.extend_from_slice(&[1, 0, 0, 0, 0]);
-        let mut encoder = GzEncoder::new(frame, Compression::default());
-        // Writing to a Vec cannot fail.
-        let _ = encoder.write_all(message);
-        frame = encoder.finish().unwrap_or_default();
+        gzip::compress(message, &mut frame);
     } else {
         frame.extend_from_slice(&[0; PREFIX]);
         frame.extend_from_slice(message);
@@ -93,13 +88,13 @@ impl Decoder {
     }
 
     fn inflate(&self, body: &[u8]) -> Result<Vec<u8>, FramingError> {
-        let mut message = Vec::new();
-        let limit = self.limit as u64 + 1;
-        GzDecoder::new(body).take(limit).read_to_end(&mut message).map_err(|_| FramingError::BrokenGzip)?;
-        if message.len() > self.limit {
-            return Err(FramingError::TooLarge { length: message.len(), limit: self.limit });
+        match gzip::decompress(body, self.limit) {
+            Ok(message) => Ok(message),
+            Err(gzip::Error::TooLarge) => {
+                Err(FramingError::TooLarge { length: self.limit + 1, limit: self.limit })
+            }
+            Err(gzip::Error::Broken) => Err(FramingError::BrokenGzip),
         }
-        Ok(message)
     }
 }
 

@@ -2,4 +2,5 @@
 
 pub(crate) mod client;
 mod framing;
+mod gzip;
 mod status;

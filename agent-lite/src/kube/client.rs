@@ -1,8 +1,8 @@
 //! Requests to the API server over HTTP/1.1, each on a connection of its own from a small pool.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::client::conn::http1::{Builder, SendRequest};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -36,7 +36,10 @@ struct Inner {
     tls: Option<Arc<ClientConfig>>,
     host: HeaderValue,
     user_agent: HeaderValue,
-    idle: RefCell<Vec<SendRequest<Full<Bytes>>>>,
+    /// Connections without a request, and since when.
+    idle: RefCell<Vec<(SendRequest<Full<Bytes>>, Instant)>>,
+    /// A task closes idle connections.
+    trimming: Cell<bool>,
     token: RefCell<CachedToken>,
 }
 
@@ -68,8 +71,15 @@ impl Client {
         let host = HeaderValue::try_from(format!("{}:{}", config.host, config.port))
             .map_err(|_| format!("the API server's host {:?} is no host", config.host))?;
         let user_agent = HeaderValue::try_from(user_agent).map_err(|_| "User-Agent".to_owned())?;
-        let inner =
-            Inner { config, tls, host, user_agent, idle: RefCell::default(), token: RefCell::default() };
+        let inner = Inner {
+            config,
+            tls,
+            host,
+            user_agent,
+            idle: RefCell::default(),
+            trimming: Cell::new(false),
+            token: RefCell::default(),
+        };
         Ok(Self { inner: Rc::new(inner) })
     }
 
@@ -213,7 +223,7 @@ impl Client {
 
     fn take_idle(&self) -> Option<SendRequest<Full<Bytes>>> {
         let mut idle = self.inner.idle.borrow_mut();
-        while let Some(connection) = idle.pop() {
+        while let Some((connection, _)) = idle.pop() {
             if connection.is_ready() {
                 return Some(connection);
             }
@@ -223,9 +233,12 @@ impl Client {
 
     fn give_back(&self, connection: SendRequest<Full<Bytes>>) {
         let mut idle = self.inner.idle.borrow_mut();
-        idle.retain(|connection| !connection.is_closed());
-        if idle.len() < MAX_IDLE && !connection.is_closed() {
-            idle.push(connection);
+        if connection.is_closed() || idle.len() >= MAX_IDLE {
+            return;
+        }
+        idle.push((connection, Instant::now()));
+        if !self.inner.trimming.replace(true) {
+            tokio::task::spawn_local(trim(Rc::downgrade(&self.inner)));
         }
     }
 
@@ -251,10 +264,30 @@ impl Client {
     }
 }
 
+/// Closes what nobody used for a while, and ends when nothing is left: at idle there is no timer.
+async fn trim(inner: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(IDLE_LIMIT).await;
+        let Some(inner) = inner.upgrade() else { return };
+        let mut idle = inner.idle.borrow_mut();
+        idle.retain(|(connection, since)| !connection.is_closed() && since.elapsed() < IDLE_LIMIT);
+        if idle.is_empty() {
+            *idle = Vec::new();
+            inner.trimming.set(false);
+            return;
+        }
+    }
+}
+
 async fn drive(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
 ) -> Result<SendRequest<Full<Bytes>>, NoAnswer> {
-    let (sender, connection) = handshake(Io::new(stream)).await.map_err(|error| NoAnswer(text(&error)))?;
+    // By default a buffer grows to 400 KB with the traffic and stays so.
+    let (sender, connection) = Builder::new()
+        .read_buf_exact_size(Some(READ_BUFFER))
+        .handshake(Io::new(stream))
+        .await
+        .map_err(|error| NoAnswer(text(&error)))?;
     // Its errors reach the request that waits.
     tokio::task::spawn_local(async move {
         let _ = connection.await;
@@ -330,8 +363,177 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 /// As other clients do: kubelet replaces a mounted token long before it expires.
 const TOKEN_AGE: Duration = Duration::from_secs(60);
 
-/// Each holds TLS buffers of some 40 KB.
-const MAX_IDLE: usize = 2;
+/// Room for any head of an answer.
+const READ_BUFFER: usize = 16 << 10;
+
+/// As many as the core has requests at once: in a burst none pays for a handshake.
+const MAX_IDLE: usize = 8;
+
+/// Each holds buffers of some 40 KB, which a quiet site has no use for.
+const IDLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Objects are below 3 MiB; error pages of proxies are not worth more.
 const MAX_BODY: usize = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::config::{Config, Token};
+    use std::collections::VecDeque;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    type Script = Rc<RefCell<VecDeque<&'static str>>>;
+
+    /// Runs `test` with a client of a server that gives these answers, one after the other, whoever asks. An answer
+    /// that ends with `!` ends the connection. Says how many connections there were and what was asked.
+    async fn scripted(
+        answers: &[&'static str],
+        token: Token,
+        test: impl AsyncFnOnce(Client),
+    ) -> (usize, Vec<String>) {
+        let script: Script = Rc::new(RefCell::new(answers.iter().copied().collect()));
+        let asked = Rc::new(RefCell::new(Vec::new()));
+        let connections = Rc::new(Cell::new(0));
+        let (seen, count) = (Rc::clone(&asked), Rc::clone(&connections));
+        tokio::task::LocalSet::new()
+            .run_until(async move {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let port = listener.local_addr().unwrap().port();
+                tokio::task::spawn_local(async move {
+                    while let Ok((stream, _)) = listener.accept().await {
+                        count.set(count.get() + 1);
+                        tokio::task::spawn_local(converse(stream, Rc::clone(&script), Rc::clone(&seen)));
+                    }
+                });
+                let config = Config {
+                    host: "127.0.0.1".into(),
+                    port,
+                    tls: None,
+                    server_name: None,
+                    prefix: "/prefix".into(),
+                    token,
+                };
+                test(Client::new(config, "test/1").unwrap()).await;
+            })
+            .await;
+        (connections.get(), asked.take())
+    }
+
+    async fn converse(mut stream: TcpStream, script: Script, asked: Rc<RefCell<Vec<String>>>) {
+        let mut request = Vec::new();
+        loop {
+            let mut buffer = [0; 4096];
+            match stream.read(&mut buffer).await {
+                Ok(0) | Err(_) => return,
+                Ok(count) => request.extend_from_slice(&buffer[..count]),
+            }
+            if !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                continue;
+            }
+            asked.borrow_mut().push(String::from_utf8(std::mem::take(&mut request)).unwrap().to_lowercase());
+            let Some(answer) = script.borrow_mut().pop_front() else { return };
+            let last = answer.ends_with('!');
+            stream.write_all(answer.trim_end_matches('!').as_bytes()).await.unwrap();
+            if last {
+                return;
+            }
+        }
+    }
+
+    const GOOD: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+
+    async fn get(client: &Client) -> Outcome {
+        client.call(Method::GET, "/x", None, Vec::new()).await
+    }
+
+    #[tokio::test]
+    async fn connections_are_used_again() {
+        let (connections, asked) = scripted(&[GOOD; 3], Token::Fixed("t".into()), async |client| {
+            for _ in 0..3 {
+                assert_eq!(get(&client).await, Outcome::Done(b"{}".to_vec()));
+            }
+        })
+        .await;
+        assert_eq!(connections, 1);
+        assert!(asked[0].starts_with("get /prefix/x http/1.1\r\n"), "{}", asked[0]);
+        for header in
+            ["\r\nauthorization: bearer t\r\n", "\r\nuser-agent: test/1\r\n", "\r\nhost: 127.0.0.1:"]
+        {
+            assert!(asked[0].contains(header), "{}", asked[0]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_server_closed_is_replaced() {
+        let answers = ["HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}!", GOOD];
+        let (connections, _) = scripted(&answers, Token::None, async |client| {
+            for _ in 0..2 {
+                assert_eq!(get(&client).await, Outcome::Done(b"{}".to_vec()));
+            }
+        })
+        .await;
+        assert_eq!(connections, 2);
+    }
+
+    #[tokio::test]
+    async fn a_broken_answer_is_unknown() {
+        let broken = [
+            "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}!",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n!",
+            "nonsense\r\n\r\n!",
+            "!",
+        ];
+        scripted(&broken, Token::None, async |client| {
+            for _ in broken {
+                assert!(matches!(get(&client).await, Outcome::Unknown(_)));
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_refusal_keeps_its_reason() {
+        let answers = [
+            "HTTP/1.1 429 X\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n",
+            "HTTP/1.1 422 X\r\nContent-Length: 41\r\n\r\n{\"reason\":\"Invalid\",\"message\":\"bad spec\"}",
+        ];
+        scripted(&answers, Token::None, async |client| {
+            let Outcome::Status(status) = get(&client).await else { panic!("no status") };
+            assert_eq!((status.code, status.retry_after), (429, Some(Duration::from_secs(7))));
+            assert_eq!(status.reason, "Too Many Requests");
+            let Outcome::Status(status) = get(&client).await else { panic!("no status") };
+            assert_eq!((status.code, &*status.reason, &*status.message), (422, "Invalid", "bad spec"));
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_replaced_token_is_read_after_a_401() {
+        let path = std::env::temp_dir().join(format!("agent-lite-token-{}", std::process::id()));
+        std::fs::write(&path, "old\n").unwrap();
+        let answers = [GOOD, "HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n", GOOD];
+        let (_, asked) = scripted(&answers, Token::File(path.clone()), async |client| {
+            get(&client).await;
+            std::fs::write(&path, "new\n").unwrap();
+            get(&client).await;
+            get(&client).await;
+        })
+        .await;
+        let _ = std::fs::remove_file(&path);
+        assert!(asked[1].contains("bearer old") && asked[2].contains("bearer new"), "{asked:?}");
+    }
+
+    #[tokio::test]
+    async fn nobody_there() {
+        scripted(&[], Token::None, async |client| {
+            let mut config = client.inner.config.clone();
+            // A port that nobody listens on: the listener that had it is gone.
+            config.port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let client = Client::new(config, "test/1").unwrap();
+            let Outcome::Unknown(reason) = get(&client).await else { panic!("an answer") };
+            assert!(reason.starts_with("cannot connect to 127.0.0.1:"), "{reason}");
+        })
+        .await;
+    }
+}

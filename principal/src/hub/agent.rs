@@ -3,7 +3,8 @@
 //! The core sits behind a lock that is never held across an await. Whoever has a fact hands it in under the lock and
 //! wakes the task and the stream: there is no queue of objects or events anywhere.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use agent_core::core::{Config, Core, Counters, Note};
 use agent_core::informer::Event;
@@ -34,8 +35,6 @@ pub struct Agent {
     inner: Mutex<Inner>,
     /// The core may want something: for the task.
     work: Notify,
-    /// The agent was unmapped.
-    unmapped: Notify,
     /// A request ended: for the drain.
     idle: Notify,
 }
@@ -46,6 +45,8 @@ struct Inner {
     core: Option<Core>,
     /// Tells answers to requests of an earlier core apart.
     generation: u64,
+    /// The core was given up after a defect; a new one follows.
+    broken: bool,
     stream: Option<Arc<Slot>>,
     session: Option<Session>,
     connections: u64,
@@ -60,7 +61,6 @@ impl Agent {
             name: name.to_owned(),
             inner: Mutex::default(),
             work: Notify::new(),
-            unmapped: Notify::new(),
             idle: Notify::new(),
         }
     }
@@ -71,7 +71,8 @@ impl Agent {
     }
 
     pub(super) fn is_mapped(&self) -> bool {
-        self.inner().core.is_some()
+        let inner = self.inner();
+        inner.core.is_some() || inner.broken
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -80,7 +81,7 @@ impl Agent {
 
     pub(super) fn is_idle(&self) -> bool {
         let inner = self.inner();
-        inner.core.is_none() && inner.stream.is_none()
+        inner.core.is_none() && !inner.broken && inner.stream.is_none()
     }
 
     pub(super) fn connections(&self) -> u64 {
@@ -96,8 +97,14 @@ impl Agent {
         !std::mem::replace(&mut self.inner().warned, true)
     }
 
-    /// The agent is registered: it gets a core, and a stream that is open already is told of it.
-    pub(super) fn map(self: &Arc<Self>) {
+    /// The agent is registered: it gets a core, and a stream that is open already is told of it. With `list`, its
+    /// objects are listed for it; without, the first list over all namespaces is still to come.
+    pub(super) fn map(self: &Arc<Self>, list: bool) {
+        self.renew();
+        tokio::spawn(self.clone().tend(list));
+    }
+
+    fn renew(&self) {
         let clock = self.shared.clock;
         let config = Config::principal(&self.name, &self.shared.principal_uid);
         let mut core = Core::new(config, Rng::new(crate::clock::seed()), clock.wall());
@@ -107,27 +114,64 @@ impl Agent {
         }
         inner.core = Some(core);
         inner.generation += 1;
-        let generation = inner.generation;
-        drop(inner);
-        tokio::spawn(self.clone().drive(generation));
+        inner.broken = false;
+    }
+
+    /// Keeps a task going for as long as the agent is registered. A defect that a panic shows costs this agent's core
+    /// and connection, and nobody else anything.
+    async fn tend(self: Arc<Self>, mut list: bool) {
+        loop {
+            let generation = self.inner().generation;
+            let listing = list.then(|| tokio::spawn(self.clone().list()));
+            // Its own panics end here too.
+            let _ = tokio::spawn(self.clone().drive(generation)).await;
+            if let Some(listing) = listing {
+                listing.abort();
+            }
+            if !self.is_broken() {
+                return;
+            }
+            tracing::error!(
+                agent = self.name,
+                "defect: what was known of the agent is given up and read again"
+            );
+            tokio::time::sleep(REPAIR_PAUSE).await;
+            if !self.is_broken() {
+                return;
+            }
+            self.renew();
+            list = true;
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.inner().broken
+    }
+
+    /// The agent's objects, for a core that joins late: the watch tells only what changes from now on.
+    async fn list(self: Arc<Self>) {
+        let shared = &self.shared;
+        let selector = shared.selector.query();
+        let mut sink = |event: Event<'_>| self.informed(&event);
+        crate::kube::applications::run(
+            &shared.client,
+            shared.clock,
+            Some(&self.name),
+            &selector,
+            true,
+            &mut sink,
+        )
+        .await;
     }
 
     /// The agent is registered no longer: nothing is owed to it, and its stream ends.
     pub(super) fn unmap(&self) {
-        self.inner().core = None;
+        let mut inner = self.inner();
+        inner.core = None;
+        inner.broken = false;
+        drop(inner);
         self.work.notify_one();
-        self.unmapped.notify_waiters();
         self.end(Ending::Unregistered);
-    }
-
-    pub(super) async fn unmapped(&self) {
-        loop {
-            let notified = self.unmapped.notified();
-            if !self.is_mapped() {
-                return;
-            }
-            notified.await;
-        }
     }
 
     /// The API server said so.
@@ -343,7 +387,19 @@ impl Agent {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(|poisoned| {
+            // A panic with the lock held: the core may be half changed.
+            self.inner.clear_poison();
+            let mut inner = poisoned.into_inner();
+            if inner.core.take().is_some() {
+                inner.broken = true;
+            }
+            if let Some(slot) = &inner.stream {
+                slot.end(Ending::Broken);
+            }
+            self.work.notify_one();
+            inner
+        })
     }
 }
 
@@ -370,5 +426,61 @@ fn describe(request: &Request, outcome: &agent_core::request::Outcome) -> String
         Outcome::Done(_) => format!("{verb} done"),
         Outcome::Status(status) => format!("{verb} answered {} {}", status.code, status.reason),
         Outcome::Unknown(reason) => format!("{verb} without answer: {reason}"),
+    }
+}
+
+/// Before a core that showed a defect is made anew: the same facts may show it again.
+const REPAIR_PAUSE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::kube::call::Selector;
+
+    fn agent() -> Arc<Agent> {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            let list = r#"{"kind":"ApplicationList","metadata":{"resourceVersion":"1"},"items":[]}"#;
+            Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
+                list.as_bytes().to_vec(),
+            )))
+        });
+        Arc::new(Agent::new(
+            Arc::new(Shared {
+                client: kube::Client::new(service, "argocd"),
+                clock: Clock::start(),
+                selector: Selector::new(""),
+                processors: tokio::sync::Semaphore::new(1),
+                principal_uid: "p".into(),
+                max_message: 1 << 20,
+            }),
+            "agent-1",
+        ))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_defect_costs_one_core_and_its_stream() {
+        let agent = agent();
+        agent.map(false);
+        let session =
+            Session { peer: Default::default(), fingerprint: String::new(), address: String::new() };
+        let stream = agent.attach(session);
+        let first = agent.inner().generation;
+        let panicked = tokio::spawn({
+            let agent = agent.clone();
+            async move { agent.with_core(|_| panic!("a defect")) }
+        });
+        assert!(panicked.await.is_err());
+        assert!(agent.is_mapped(), "it stays registered");
+        stream.slot().ended().await;
+        let repaired = async {
+            while !agent.inner().core.as_ref().is_some_and(Core::is_synced) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), repaired).await.unwrap();
+        assert_eq!(agent.inner().generation, first + 1);
+        agent.unmap();
+        assert!(!agent.is_mapped());
     }
 }

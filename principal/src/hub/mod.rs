@@ -79,7 +79,7 @@ impl Hub {
     }
 
     /// The registry says which agents there are.
-    pub fn registered(self: &Arc<Self>, names: &BTreeSet<String>) {
+    pub fn registered(&self, names: &BTreeSet<String>) {
         let mut state = self.state();
         let known: Vec<Arc<Agent>> = state.agents.values().cloned().collect();
         for agent in known.iter().filter(|agent| agent.is_mapped() && !names.contains(agent.name())) {
@@ -103,32 +103,9 @@ impl Hub {
                 continue;
             }
             tracing::info!(agent = name.as_str(), "agent is registered");
-            agent.map();
-            if state.synced {
-                // The watch tells only what changes from now on; an own list brings what is there.
-                let hub = self.clone();
-                tokio::spawn(async move { hub.list_for(&agent).await });
-            }
+            agent.map(state.synced);
         }
         state.agents.retain(|name, agent| names.contains(name) || !agent.is_idle());
-    }
-
-    async fn list_for(&self, agent: &Agent) {
-        let shared = &self.shared;
-        let selector = shared.selector.query();
-        let mut sink = |event: Event<'_>| agent.informed(&event);
-        let list = crate::kube::applications::run(
-            &shared.client,
-            shared.clock,
-            Some(agent.name()),
-            &selector,
-            true,
-            &mut sink,
-        );
-        tokio::select! {
-            () = list => {}
-            () = agent.unmapped() => {}
-        }
     }
 
     /// What the watch over all namespaces says.

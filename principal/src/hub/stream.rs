@@ -24,6 +24,8 @@ pub enum Ending {
     Unregistered,
     /// The agent is not welcome any more.
     Refused,
+    /// A defect of ours.
+    Broken,
 }
 
 impl Ending {
@@ -33,6 +35,7 @@ impl Ending {
             Self::Replaced => Some(Status::cancelled("a newer connection of this agent replaces this one")),
             Self::Draining => Some(Status::unavailable("the principal stops")),
             Self::Unregistered => Some(Status::unavailable("the agent is no longer registered")),
+            Self::Broken => Some(Status::unavailable("the principal lost its state of this agent")),
             Self::Refused => Some(Status::unauthenticated("authentication failed")),
         }
     }

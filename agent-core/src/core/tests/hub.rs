@@ -365,3 +365,117 @@ fn error_report_becomes_a_condition() {
     assert!(body(&patch).contains(r#""message":"Error occurred on cluster managed by agent agent-1: no""#));
     assert!(body(&patch).contains(r#""status":"Degraded""#));
 }
+
+#[test]
+fn a_repeated_operation_keeps_its_id_whatever_happens_to_the_object() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let operation = r#","operation":{"sync":{}}"#;
+    rig.see(&hub_app_with("h-1", 6, "a", "", operation));
+    let first = rig.frames().remove(0);
+    let later = hub_app_with("h-1", 7, "a", r#","labels":{"l":"1"}"#, operation);
+    rig.core.disconnected(rig.now);
+    rig.see(&later);
+    rig.connect();
+    let mut repeated = None;
+    for _ in 0..4 {
+        for request in rig.requests() {
+            rig.done(&request, &later);
+        }
+        for frame in rig.frames() {
+            if frame.r#type == "set-operation" {
+                repeated = Some(frame.clone());
+            }
+            rig.ack(&frame);
+        }
+    }
+    assert_eq!(first.event_id, repeated.unwrap().event_id);
+}
+
+#[test]
+fn a_lost_race_does_not_make_an_operation_new() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let operation = r#","operation":{"sync":{}}"#;
+    rig.see(&hub_app_with("h-1", 6, "a", "", operation));
+    let sent = rig.frames().remove(0);
+    rig.ack(&sent);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    rig.fail(&patch, 409, "Conflict");
+    let read = rig.request();
+    rig.done(&read, &hub_app_with("h-1", 7, "a", "", operation));
+    let patch = rig.request();
+    assert!(body(&patch).contains(r#""op":"remove","path":"/operation""#));
+    rig.done(&patch, &hub_app_with("h-1", 8, "a", "", r#","status":{"health":{}}"#));
+    assert_eq!(rig.types(), words(&["processed"]));
+}
+
+#[test]
+fn a_comparison_does_not_turn_a_known_end_into_a_guess() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let resource = SyncedResource {
+        name: "app".into(),
+        namespace: "argocd".into(),
+        uid: "".into(),
+        kind: "Application".into(),
+    };
+    let asked = String::from_utf8(RequestUpdate { resource, checksum: None }.encode()).unwrap();
+    rig.event_with(Type::RequestUpdate, &asked, "u-1", "");
+    let read = rig.request();
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.fail(&read, 404, "NotFound");
+    let frames = rig.frames();
+    let end = frames.iter().find(|frame| frame.r#type == "delete").unwrap();
+    assert!(end.event_id.starts_with("app_h-1_6_"), "{}", end.event_id);
+}
+
+#[test]
+fn what_a_former_process_may_have_told_counts_as_known() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.connect();
+    assert!(rig.requests().is_empty());
+    assert!(rig.types().contains(&"delete".to_string()));
+}
+
+#[test]
+fn a_read_that_failed_across_a_reconnect_is_tried_again() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see(&hub_app("h-1", 6, "b"));
+    rig.connect();
+    let read = rig.request();
+    rig.core.disconnected(rig.now);
+    rig.connect();
+    assert_eq!(rig.requests(), vec![]);
+    rig.core.complete(rig.now, read.ticket, Outcome::Unknown("reset".into()));
+    rig.advance(Duration::from_secs(2));
+    let read = rig.request();
+    rig.done(&read, &hub_app("h-1", 6, "b"));
+    assert_eq!(rig.types(), words(&["spec-update"]));
+}
+
+#[test]
+fn an_operation_that_a_go_agent_reported_over_before_its_acknowledgement_is_cleared() {
+    let operation = r#","operation":{"sync":{}}"#;
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    rig.connect_go();
+    settle(&mut rig, &[&app]);
+    rig.see(&hub_app_with("h-1", 6, "a", "", operation));
+    let sent = rig.frames().remove(0);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    assert!(!body(&patch).contains("operation"));
+    rig.done(&patch, &hub_app_with("h-1", 7, "a", "", &format!(r#"{operation},"status":{{"health":{{}}}}"#)));
+    rig.ack(&sent);
+    let patch = rig.request();
+    assert!(body(&patch).ends_with(r#"{"op":"remove","path":"/operation"}]"#), "{}", body(&patch));
+    rig.done(&patch, &hub_app_with("h-1", 8, "a", "", r#","status":{"health":{}}"#));
+    rig.frames();
+    assert!(rig.core.is_settled());
+}

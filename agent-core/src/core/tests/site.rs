@@ -530,3 +530,149 @@ fn start_verifies_everything_once_per_process() {
     let types: Vec<_> = types.iter().map(|(round, word)| (*round, word.as_str())).collect();
     assert_eq!(types, [(0, "request-synced-resource-list"), (0, "request-update"), (0, "status-update")]);
 }
+
+const GONE: &str = r#"{"kind":"Status","status":"Success"}"#;
+
+#[test]
+fn old_news_about_a_deleted_object_does_not_bring_it_back() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.event(Type::Delete, &hub_app("h-1", 7, "a"));
+    let delete = rig.request();
+    rig.done(&delete, GONE);
+    // The watch is behind the answer.
+    rig.see(&site_app("l-1", 6, "h-1", "changed"));
+    rig.see_gone(&site_app("l-1", 7, "h-1", "changed"));
+    assert_eq!(rig.requests(), vec![]);
+    assert_eq!(rig.core.depth().0, 0);
+}
+
+#[test]
+fn a_deletion_that_meets_a_write_is_undone_and_what_was_asked_for_follows() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.event(Type::SetOperation, &hub_app_with("h-1", 7, "a", "", r#","operation":{"sync":{}}"#));
+    let patch = rig.request();
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    rig.fail(&patch, 404, "NotFound");
+    let read = rig.request();
+    rig.fail(&read, 404, "NotFound");
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+    rig.done(&create, &site_app("l-2", 8, "h-1", "a"));
+    let patch = rig.requests().into_iter().find(|request| verb(request) == "PATCH").unwrap();
+    assert!(body(&patch).contains("/operation"));
+}
+
+#[test]
+fn a_delete_that_did_not_happen_is_no_reason_to_accept_a_local_deletion() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "a"));
+    let read = rig.request();
+    rig.done(&read, &local);
+    let delete = rig.request();
+    rig.fail(&delete, 503, "ServiceUnavailable");
+    // The hub takes its word back before the delete is tried again.
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 8, "a"));
+    let read = rig.request();
+    rig.done(&read, &local);
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let requests = rig.requests();
+    assert!(requests.iter().any(|request| verb(request) == "POST"), "{requests:?}");
+}
+
+#[test]
+fn the_end_is_reported_under_the_uid_of_the_object_that_waits_for_it() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    rig.event(Type::Create, &hub_app_with("h-2", 7, "a", ending, ""));
+    let read = rig.request();
+    rig.done(&read, &local);
+    let delete = rig.request();
+    assert_eq!(verb(&delete), "DELETE");
+    rig.done(&delete, GONE);
+    let frames = rig.frames();
+    let end = frames.iter().find(|frame| frame.r#type == "delete").unwrap();
+    assert!(end.data.contains(r#""argocd.argoproj.io/source-uid":"h-2""#), "{}", end.data);
+}
+
+#[test]
+fn a_second_end_is_told_after_the_first() {
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let mut rig = settled(&[]);
+    rig.event(Type::SpecUpdate, &hub_app_with("h-1", 7, "a", ending, ""));
+    let first = rig.frames().into_iter().find(|frame| frame.r#type == "delete").unwrap();
+    rig.event(Type::SpecUpdate, &hub_app_with("h-2", 9, "a", ending, ""));
+    rig.frames();
+    rig.ack(&first);
+    rig.requests();
+    let second = rig.frames().into_iter().find(|frame| frame.r#type == "delete").unwrap();
+    assert!(second.data.contains("h-2"));
+    rig.ack(&second);
+    assert_eq!(rig.core.depth(), (0, 0));
+}
+
+#[test]
+fn a_former_object_goes_although_the_word_that_replaced_it_was_taken_back() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "a"));
+    let read = rig.request();
+    rig.fail(&read, 503, "ServiceUnavailable");
+    rig.event(Type::Delete, &hub_app("h-1", 8, "a"));
+    rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+}
+
+#[test]
+fn the_hub_hears_the_status_again_after_its_operation_was_settled() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    let asked = hub_app_with("h-1", 7, "a", "", r#","operation":{"sync":{}}"#);
+    rig.event(Type::SetOperation, &asked);
+    let patch = rig.request();
+    rig.done(&patch, &site_app_with("l-1", 6, "h-1", "a", "", r#","operation":{"sync":{}}"#));
+    rig.see(&site_app("l-1", 7, "h-1", "a"));
+    for _ in 0..4 {
+        for request in rig.requests() {
+            rig.done(&request, &site_app("l-1", 7, "h-1", "a"));
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+        }
+    }
+    // The acknowledgement was lost: the hub repeats it, and kept its operation until now.
+    rig.event(Type::SetOperation, &asked);
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 7, "h-1", "a"));
+    assert_eq!(rig.types(), words(&["processed", "status-update"]));
+}
+
+#[test]
+fn a_blind_comparison_is_not_settled_by_an_ordinary_one() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = Rig::site(&[&local]);
+    rig.connect();
+    // The start-up comparison is on its way when the object is deleted here and comes back.
+    let read = rig.request();
+    rig.done(&read, &local);
+    let ordinary = rig.frames().into_iter().find(|frame| frame.r#type == "request-update").unwrap();
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let create = rig.request();
+    rig.done(&create, &site_app("l-2", 7, "h-1", "a"));
+    rig.ack(&ordinary);
+    let mut blind = false;
+    for _ in 0..4 {
+        for request in rig.requests() {
+            rig.done(&request, &site_app("l-2", 7, "h-1", "a"));
+        }
+        for frame in rig.frames() {
+            blind |= frame.data.contains(r#""checksum":null"#) && frame.data.contains("h-1");
+            rig.ack(&frame);
+        }
+    }
+    assert!(blind);
+}

@@ -1,0 +1,343 @@
+//! What must always hold, and what must hold once everything is healed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use agent_core::time::Instant;
+use serde_json::Value;
+
+use super::scenario::Side;
+use super::{AGENT, EDGE_NAMESPACE, PRINCIPAL_UID};
+use crate::controller::REFRESH;
+use crate::kube::Resource;
+use crate::kube::store::{Store, Watch, WatchOptions, WatchType};
+
+/// A rule that did not hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// The rule, for comparing.
+    pub rule: &'static str,
+    pub text: String,
+}
+
+impl Violation {
+    pub(super) fn new(rule: &'static str, text: impl Into<String>) -> Self {
+        Self { rule, text: text.into() }
+    }
+}
+
+/// Looks at both stores, never at the halves.
+#[derive(Debug)]
+pub(super) struct Checker {
+    watches: [Watch; 2],
+    /// UIDs of hub objects that a user deleted, or that are gone.
+    deleted: BTreeSet<String>,
+    operations: BTreeMap<u64, Operation>,
+    refreshes: Vec<Refresh>,
+    /// Last operation id seen on each edge object, by UID.
+    edge_operations: BTreeMap<String, u64>,
+    /// When the last thing happened that excuses a repeated operation.
+    excuse: Option<Instant>,
+    /// Objects of the site's own, with their spec.
+    locals: BTreeMap<String, Value>,
+    /// Names of which the site's API server refused a write: what was asked there may be given up, visibly.
+    refused: BTreeMap<String, Instant>,
+    /// Copies that had lost their mark of origin when the agent stopped: nothing tells them from the site's own.
+    estranged: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Operation {
+    hub_uid: String,
+    name: String,
+    set: Instant,
+    reached: u32,
+}
+
+#[derive(Debug)]
+struct Refresh {
+    hub_uid: String,
+    name: String,
+    set: Instant,
+    reached: bool,
+}
+
+impl Checker {
+    pub(super) fn new(hub: &Store, edge: &Store) -> Self {
+        let open = |store: &Store| {
+            let options =
+                WatchOptions { resource_version: store.revision().to_string(), ..WatchOptions::default() };
+            match store.watch(Resource::Application, None, &options) {
+                Ok(watch) => watch,
+                Err(status) => unreachable!("the present revision can be watched: {}", status.message),
+            }
+        };
+        Self {
+            watches: [open(hub), open(edge)],
+            deleted: BTreeSet::new(),
+            operations: BTreeMap::new(),
+            refreshes: Vec::new(),
+            edge_operations: BTreeMap::new(),
+            excuse: None,
+            locals: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            estranged: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn operation_set(&mut self, now: Instant, id: u64, hub_uid: &str, name: &str) {
+        let operation =
+            Operation { hub_uid: hub_uid.to_owned(), name: name.to_owned(), set: now, reached: 0 };
+        self.operations.insert(id, operation);
+    }
+
+    pub(super) fn refresh_set(&mut self, now: Instant, hub_uid: &str, name: &str) {
+        let (hub_uid, name) = (hub_uid.to_owned(), name.to_owned());
+        self.refreshes.push(Refresh { hub_uid, name, set: now, reached: false });
+    }
+
+    pub(super) fn local_created(&mut self, name: &str, spec: &Value) {
+        self.locals.insert(name.to_owned(), spec.clone());
+    }
+
+    /// The site's user gave it up, or it was adopted.
+    pub(super) fn local_gone(&mut self, name: &str) {
+        self.locals.remove(name);
+    }
+
+    /// Something happened after which an operation may arrive twice.
+    pub(super) fn excuse_repetition(&mut self, now: Instant) {
+        self.excuse = Some(now);
+    }
+
+    /// The agent stops, and forgets which unmarked objects were copies.
+    pub(super) fn agent_gone(&mut self, edge: &Store) {
+        let unmarked = |name: &str, value: &Value| {
+            value["metadata"]["annotations"][SOURCE_UID].is_null() && !self.locals.contains_key(name)
+        };
+        let names: Vec<String> = edge
+            .iter(Resource::Application)
+            .filter(|object| unmarked(object.name(), object.value()))
+            .map(|object| object.name().to_owned())
+            .collect();
+        self.estranged.extend(names);
+    }
+
+    /// The site's API server refuses a write to this object.
+    pub(super) fn refused(&mut self, now: Instant, name: &str) {
+        self.refused.insert(name.to_owned(), now);
+    }
+
+    fn may_be_given_up(&self, hub_uid: &str, name: &str, asked: Instant) -> bool {
+        self.deleted.contains(hub_uid)
+            || self.estranged.contains(name)
+            || self.refused.get(name).is_some_and(|at| *at >= asked)
+    }
+
+    /// Takes in what changed in a store. How often operations and refreshes arrived new is counted in `arrived`.
+    pub(super) fn follow(&mut self, side: Side, store: &Store, arrived: &mut u64) -> Result<(), Violation> {
+        while let Some(event) = store.next_event(&mut self.watches[side.index()]) {
+            let object = event.object.value();
+            match (side, event.r#type) {
+                (Side::Hub, WatchType::Deleted) => {
+                    self.deleted.insert(event.object.uid().to_owned());
+                }
+                (Side::Hub, _) if event.object.is_terminating() => {
+                    self.deleted.insert(event.object.uid().to_owned());
+                }
+                (Side::Edge, WatchType::Added | WatchType::Modified) => {
+                    self.edge_changed(event.object.uid(), object, arrived)?;
+                }
+                (Side::Edge, WatchType::Deleted) => {
+                    self.edge_operations.remove(event.object.uid());
+                    self.estranged.remove(event.object.name());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn edge_changed(&mut self, uid: &str, object: &Value, arrived: &mut u64) -> Result<(), Violation> {
+        let annotations = &object["metadata"]["annotations"];
+        if annotations[SOURCE_UID].is_string() {
+            // Whatever it was, it is the hub's now.
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            self.locals.remove(name);
+            self.estranged.remove(name);
+        }
+        if annotations[REFRESH].is_string() {
+            for refresh in &mut self.refreshes {
+                refresh.reached |= annotations[SOURCE_UID] == refresh.hub_uid.as_str();
+            }
+        }
+        let Some(id) = operation_id(object) else {
+            self.edge_operations.remove(uid);
+            return Ok(());
+        };
+        if self.edge_operations.insert(uid.to_owned(), id) == Some(id) {
+            return Ok(());
+        }
+        *arrived += 1;
+        let Some(operation) = self.operations.get_mut(&id) else { return Ok(()) };
+        operation.reached += 1;
+        let excused = self.excuse.is_some_and(|at| at >= operation.set);
+        if operation.reached > 1 && !excused {
+            return Err(Violation::new(
+                "operation-once",
+                format!(
+                    "operation {id} of {} was set {} times on the site",
+                    operation.name, operation.reached
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// A half is about to delete: is there a ground?
+    pub(super) fn delete(&self, side: Side, object: &Value) -> Result<(), Violation> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if side == Side::Hub {
+            return Err(Violation::new("delete-on-hub", format!("the principal deletes {name}")));
+        }
+        let Some(source_uid) = object["metadata"]["annotations"][SOURCE_UID].as_str() else {
+            return Err(Violation::new("delete-without-ground", format!("{name} is the site's own")));
+        };
+        if self.deleted.contains(source_uid) {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "delete-without-ground",
+            format!("{name}: nobody deleted {source_uid} on the hub"),
+        ))
+    }
+
+    /// Whether the copy of `source_uid` may go.
+    pub(super) fn is_deleted(&self, source_uid: &str) -> bool {
+        self.deleted.contains(source_uid)
+    }
+
+    /// What differs between the sides; `None` when they agree.
+    pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
+        for object in hub.iter(Resource::Application) {
+            let name = object.name();
+            if self.estranged.contains(name) {
+                continue;
+            }
+            let Ok(copy) = edge.get(Resource::Application, EDGE_NAMESPACE, name) else {
+                return Some(format!("{name} is not on the site"));
+            };
+            if let Some(difference) = difference(object.value(), copy.value()) {
+                return Some(format!("{name}: {difference}"));
+            }
+        }
+        for object in edge.iter(Resource::Application) {
+            let name = object.name();
+            match object.value()["metadata"]["annotations"][SOURCE_UID].as_str() {
+                Some(_) if hub.get(Resource::Application, AGENT, name).is_ok() => {}
+                Some(source_uid) => return Some(format!("{name} from {source_uid} is on the site only")),
+                None if self.locals.contains_key(name) || self.estranged.contains(name) => {}
+                None => return Some(format!("{name} on the site has lost its origin")),
+            }
+        }
+        None
+    }
+
+    /// What must hold at the end, beside the sides being equal.
+    pub(super) fn finish(&self, edge: &Store) -> Result<(), Violation> {
+        for (id, operation) in &self.operations {
+            if operation.reached == 0
+                && !self.may_be_given_up(&operation.hub_uid, &operation.name, operation.set)
+            {
+                let text = format!("operation {id} of {} never reached the site", operation.name);
+                return Err(Violation::new("operation-lost", text));
+            }
+        }
+        for refresh in &self.refreshes {
+            if !refresh.reached && !self.may_be_given_up(&refresh.hub_uid, &refresh.name, refresh.set) {
+                let text = format!("a refresh of {} never reached the site", refresh.name);
+                return Err(Violation::new("refresh-lost", text));
+            }
+        }
+        for (name, spec) in &self.locals {
+            let kept = edge
+                .get(Resource::Application, EDGE_NAMESPACE, name)
+                .is_ok_and(|object| object.value()["spec"] == *spec);
+            if !kept {
+                return Err(Violation::new(
+                    "local-touched",
+                    format!("{name} is the site's own and was changed"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What makes the copy different from what the hub says.
+fn difference(hub: &Value, edge: &Value) -> Option<String> {
+    let (wanted, found) = (&hub["metadata"], &edge["metadata"]);
+    if wanted["deletionTimestamp"].is_string() || found["deletionTimestamp"].is_string() {
+        return Some("it is still being deleted".to_owned());
+    }
+    let annotation = |object: &Value, name: &str| object["annotations"][name].as_str().map(str::to_owned);
+    if annotation(found, SOURCE_UID).as_deref() != wanted["uid"].as_str() {
+        return Some("the copy is of another object".to_owned());
+    }
+    if annotation(found, PRINCIPAL) != Some(PRINCIPAL_UID.to_owned()) {
+        return Some("the copy is of another principal".to_owned());
+    }
+    if annotation(wanted, REFRESH).is_some() || annotation(found, REFRESH).is_some() {
+        return Some("a refresh is pending".to_owned());
+    }
+    if hub.get("operation").is_some() || edge.get("operation").is_some() {
+        return Some("an operation is pending".to_owned());
+    }
+    let others = |metadata: &Value| -> BTreeMap<String, Value> {
+        let annotations = metadata["annotations"].as_object().cloned().unwrap_or_default();
+        annotations.into_iter().filter(|(name, _)| name != SOURCE_UID && name != PRINCIPAL).collect()
+    };
+    if others(wanted) != others(found) {
+        return Some(format!("annotations {} and {}", wanted["annotations"], found["annotations"]));
+    }
+    let empty = |value: &Value| value.as_object().is_none_or(serde_json::Map::is_empty);
+    if wanted["labels"] != found["labels"] && !(empty(&wanted["labels"]) && empty(&found["labels"])) {
+        return Some(format!("labels {} and {}", wanted["labels"], found["labels"]));
+    }
+    let finalizers = |metadata: &Value| metadata["finalizers"].as_array().cloned().unwrap_or_default();
+    if finalizers(wanted) != finalizers(found) {
+        return Some(format!("finalizers {} and {}", wanted["finalizers"], found["finalizers"]));
+    }
+    let mut spec = hub["spec"].clone();
+    if let Some(destination) = spec["destination"].as_object_mut() {
+        destination.remove("server");
+        destination.insert("name".to_owned(), "in-cluster".into());
+    }
+    let mut copied = edge["spec"].clone();
+    if copied["destination"]["server"] == "" {
+        copied["destination"].as_object_mut().and_then(|destination| destination.remove("server"));
+    }
+    if spec != copied {
+        return Some(format!("spec {spec} and {copied}"));
+    }
+    let told = |object: &Value| {
+        let mut status = object["status"].clone();
+        if let Some(status) = status.as_object_mut() {
+            // Rewritten every few minutes and not told.
+            status.remove("reconciledAt");
+        }
+        status
+    };
+    let (hub_status, edge_status) = (told(hub), told(edge));
+    if hub_status != edge_status {
+        return Some(format!("status {hub_status} and {edge_status}"));
+    }
+    None
+}
+
+/// The simulator's users number their operations.
+pub(super) fn operation_id(object: &Value) -> Option<u64> {
+    object["operation"]["info"][0]["value"].as_str()?.parse().ok()
+}
+
+pub(super) const SOURCE_UID: &str = "argocd.argoproj.io/source-uid";
+const PRINCIPAL: &str = "argocd.argoproj.io/principal-uid";
