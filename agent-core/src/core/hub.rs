@@ -152,8 +152,9 @@ impl Core {
             && spec_checksum(slot.key.kind, bytes)
                 .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
         if !equal {
+            // Also where the same is in flight: it may have been dealt with before the question was asked.
             slot.out.acked = 0;
-            self.level_check(id);
+            self.want(id, Want::Exists);
         }
     }
 
@@ -234,7 +235,7 @@ impl Core {
                     // It ended on the site without our word: tell it again.
                     slot.out.acked = 0;
                     let step = self.hub_done(id, Some("deleted on the site, not on the hub"));
-                    self.level_check(id);
+                    self.want(id, Want::Exists);
                     return step;
                 }
                 if !present.has_finalizers {

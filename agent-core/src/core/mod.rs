@@ -332,7 +332,12 @@ impl Core {
                     slot.out.stage = Stage::Idle;
                     self.outbox.places -= 1;
                 }
-                self.absorb(now, id, present, &view, false);
+                if !self.absorb(now, id, present, &view, false) {
+                    // The watch has overtaken this answer: its body is not what is known.
+                    self.queue(id);
+                    self.act(now, id, None);
+                    return;
+                }
                 if reading {
                     // It was read for the peer and had its turn: queueing again would read again.
                     self.act_for_peer(now, id, (&view, bytes));

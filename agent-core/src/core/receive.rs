@@ -223,11 +223,14 @@ impl Core {
         let id = self.slot_id(key);
         self.timers.insert((ack.by, id));
         let slot = self.slot(id);
-        if slot.word.as_ref().is_none_or(|word| !word.refused) {
-            return id;
+        if let Some(word) = &mut slot.word
+            && word.refused
+            && !word.what.is_held()
+        {
+            // News about a refused object is worth an attempt at once.
+            word.refused = false;
+            slot.retry_at = None;
         }
-        // A newer word about a refused object is worth an attempt at once.
-        slot.retry_at = None;
         id
     }
 
@@ -237,6 +240,7 @@ impl Core {
         let serial = self.next_serial();
         let slot = self.slot(id);
         slot.retry_at = None;
+        slot.awaits_hub = false;
         slot.recreate = None;
         let superseded = Asked::replace(&mut slot.word, asked(event, serial, word, ack));
         self.give(superseded);

@@ -267,6 +267,9 @@ impl Core {
         let Some(asked) = &slot.word else { return Step::Idle };
         let Word::Exists(exists) = &asked.what else {
             self.word_done(id, true);
+            if self.slot(id).operation.is_some() {
+                self.drop_operation(id, "the Application is neither on the site nor on the hub");
+            }
             return Step::Idle;
         };
         if exists.deleting {
@@ -441,7 +444,13 @@ impl Core {
         let asked = slot.operation.as_ref()?;
         let present = match &slot.observed {
             Observed::Unknown(_) => return Some(Step::Read),
-            Observed::Absent => return self.drop_operation(id, "the Application is not on the site"),
+            Observed::Absent => {
+                // It may have been lost while nobody watched: the hub says what it is, or that it is gone.
+                if !core::mem::replace(&mut slot.awaits_hub, true) {
+                    self.want(id, Want::Verify);
+                }
+                return Some(Step::Idle);
+            }
             Observed::Present(present) => present,
         };
         if asked.event == slot.last_operation {

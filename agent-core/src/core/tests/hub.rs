@@ -479,3 +479,22 @@ fn an_operation_that_a_go_agent_reported_over_before_its_acknowledgement_is_clea
     rig.frames();
     assert!(rig.core.is_settled());
 }
+
+#[test]
+fn an_answer_that_the_watch_has_overtaken_is_not_sent() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see(&hub_app("h-1", 6, "b"));
+    rig.connect();
+    let read = rig.request();
+    rig.see(&hub_app("h-1", 7, "c"));
+    rig.done(&read, &hub_app("h-1", 6, "b"));
+    assert_eq!(rig.types(), words(&[]));
+    let read = rig.request();
+    rig.done(&read, &hub_app("h-1", 7, "c"));
+    let frames = rig.frames();
+    assert!(frames[0].data.contains(r#""path":"c""#));
+    rig.ack(&frames[0]);
+    assert!(rig.core.is_settled());
+}
