@@ -37,6 +37,8 @@ pub(super) struct Checker {
     edge_operations: BTreeMap<String, u64>,
     /// When the last thing happened that excuses a repeated operation.
     excuse: Option<Instant>,
+    /// When a copy of this name went away: what it carried moves on to the next copy.
+    gone: BTreeMap<String, Instant>,
     /// Objects of the site's own, with their spec.
     locals: BTreeMap<String, Value>,
     /// Names of which the site's API server refused a write: what was asked there may be given up, visibly.
@@ -78,6 +80,7 @@ impl Checker {
             refreshes: Vec::new(),
             edge_operations: BTreeMap::new(),
             excuse: None,
+            gone: BTreeMap::new(),
             locals: BTreeMap::new(),
             refused: BTreeMap::new(),
             estranged: BTreeSet::new(),
@@ -134,7 +137,13 @@ impl Checker {
     }
 
     /// Takes in what changed in a store. How often operations and refreshes arrived new is counted in `arrived`.
-    pub(super) fn follow(&mut self, side: Side, store: &Store, arrived: &mut u64) -> Result<(), Violation> {
+    pub(super) fn follow(
+        &mut self,
+        now: Instant,
+        side: Side,
+        store: &Store,
+        arrived: &mut u64,
+    ) -> Result<(), Violation> {
         while let Some(event) = store.next_event(&mut self.watches[side.index()]) {
             let object = event.object.value();
             match (side, event.r#type) {
@@ -150,6 +159,7 @@ impl Checker {
                 (Side::Edge, WatchType::Deleted) => {
                     self.edge_operations.remove(event.object.uid());
                     self.estranged.remove(event.object.name());
+                    self.gone.insert(event.object.name().to_owned(), now);
                 }
                 _ => {}
             }
@@ -180,7 +190,11 @@ impl Checker {
         *arrived += 1;
         let Some(operation) = self.operations.get_mut(&id) else { return Ok(()) };
         operation.reached += 1;
-        let excused = self.excuse.is_some_and(|at| at >= operation.set);
+        let excused = self
+            .excuse
+            .into_iter()
+            .chain(self.gone.get(&operation.name).copied())
+            .any(|at| at >= operation.set);
         if operation.reached > 1 && !excused {
             return Err(Violation::new(
                 "operation-once",

@@ -785,7 +785,6 @@ impl World {
                 if edge(self, &name_of(app)).is_some() {
                     self.count("edge_deletes");
                     self.checker.local_gone(&name_of(app));
-                    self.checker.excuse_repetition(self.now);
                     self.delete(Side::Edge, &name_of(app))?;
                 }
             }
@@ -875,7 +874,7 @@ impl World {
     fn changed(&mut self, side: Side) -> Result<(), Violation> {
         let station = &self.stations[side.index()];
         let mut arrived = 0;
-        self.checker.follow(side, &station.store, &mut arrived)?;
+        self.checker.follow(self.now, side, &station.store, &mut arrived)?;
         self.counters.add("operations_arrived", arrived);
         self.schedule_watch(side);
         if side == Side::Edge {
