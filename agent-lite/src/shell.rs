@@ -123,11 +123,34 @@ struct Shell {
     status: Rc<Status>,
     link: Link,
     facts: mpsc::Sender<Fact>,
+    heard: Heard,
     /// Kubernetes requests that run.
     running: u32,
     /// When to say that the first list takes long.
     sync_by: Option<Instant>,
     closing_by: Option<Instant>,
+}
+
+/// When the principal was last heard.
+#[derive(Default)]
+struct Heard {
+    at: Instant,
+    /// Events received until then, and events sent again.
+    received: u64,
+    resent: u64,
+}
+
+impl Heard {
+    /// Whether events were sent again and again with no word of the principal.
+    ///
+    /// A proxy or NAT whose other side is gone takes our bytes and keeps the connection: TCP sees nothing wrong.
+    /// Sending again happens on the core's timers, so no timer is needed here, and a quiet link is left alone.
+    fn is_deaf(&mut self, now: Instant, received: u64, resent: u64) -> bool {
+        if received != self.received {
+            *self = Self { at: now, received, resent };
+        }
+        resent - self.resent >= DEAF_RESENT && now - self.at >= DEAF_AFTER
+    }
 }
 
 struct Watch {
@@ -202,6 +225,7 @@ impl Shell {
             status: parts.status,
             link: Link::default(),
             facts,
+            heard: Heard::default(),
             running: 0,
             sync_by,
             closing_by: None,
@@ -290,6 +314,14 @@ impl Shell {
         self.drain_core(now);
         self.status.synced.set(self.watches.iter().all(|watch| watch.informer.has_synced()));
         let counters = self.core.counters();
+        if self.session.is_open() && self.heard.is_deaf(now, counters.received, counters.resent) {
+            let failure = Failure::transport(format!(
+                "no word of the principal for {} s, although events wait for its acknowledgement",
+                (now - self.heard.at).as_secs()
+            ));
+            self.session.handle(now, session::Fact::Failed(failure), &mut self.rng);
+            self.drain_session(now);
+        }
         self.status.events_received.set(counters.received);
         self.status.events_sent.set(counters.sent);
     }
@@ -367,6 +399,8 @@ impl Shell {
                         version = self.session.peer_version(),
                         "Connected to the principal"
                     );
+                    let counters = self.core.counters();
+                    self.heard = Heard { at: now, received: counters.received, resent: counters.resent };
                     self.core.connected(now, peer);
                     self.status.connected.set(true);
                     self.status.connections.set(self.status.connections.get() + 1);
@@ -620,5 +654,27 @@ const INBOX: usize = 16;
 
 const MAX_ERROR: usize = 64 << 10;
 
+/// A principal under load acknowledges late, but it acknowledges something.
+const DEAF_AFTER: Duration = Duration::from_secs(90);
+
+const DEAF_RESENT: u64 = 3;
+
 /// Beyond the five seconds that the session gives an open stream.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(6);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_principal_that_hears_nothing_is_left() {
+        let mut heard = Heard::default();
+        let at = |seconds: u64| Instant::from_millis(seconds * 1000);
+        assert!(!heard.is_deaf(at(10), 5, 0), "heard");
+        assert!(!heard.is_deaf(at(1000), 5, 0), "quiet is not deaf");
+        assert!(!heard.is_deaf(at(1000), 5, 2));
+        assert!(!heard.is_deaf(at(1001), 6, 3), "heard again");
+        assert!(!heard.is_deaf(at(1050), 6, 9), "not for long");
+        assert!(heard.is_deaf(at(1091), 6, 9));
+    }
+}
