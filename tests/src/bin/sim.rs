@@ -45,6 +45,9 @@ fn print(out: &mut dyn std::io::Write, summary: &Summary, seconds: f64) -> std::
             writeln!(out, "  {step}")?;
         }
     }
+    for (seed, rule) in summary.failed.iter().skip(summary.failures.len()) {
+        writeln!(out, "seed {seed} breaks {rule}")?;
+    }
     for name in sim::COUNTERS {
         writeln!(out, "{name:>24} {}", summary.counters.get(name))?;
     }

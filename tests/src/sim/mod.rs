@@ -61,7 +61,9 @@ pub struct Failure {
 pub struct Summary {
     pub seeds: u64,
     pub violations: u64,
-    /// The first ones, in the order of their seeds.
+    /// Every seed that failed, and the rule it broke.
+    pub failed: Vec<(u64, &'static str)>,
+    /// The first ones, shortened.
     pub failures: Vec<Failure>,
     pub counters: Counters,
     pub trace_hash: u64,
@@ -110,6 +112,7 @@ pub fn explore(options: &Options) -> Summary {
     let mut summary = Summary {
         seeds: reports.len() as u64,
         violations: 0,
+        failed: Vec::new(),
         failures: Vec::new(),
         counters: Counters::default(),
         trace_hash: 0,
@@ -120,6 +123,7 @@ pub fn explore(options: &Options) -> Summary {
         summary.trace_hash = summary.trace_hash.rotate_left(7) ^ report.trace_hash;
         if let Some(violation) = report.violation {
             summary.violations += 1;
+            summary.failed.push((seed, violation.rule));
             if summary.failures.len() < FAILURES_SHOWN {
                 summary.failures.push(shorten(seed, family, violation, options.plant));
             }
@@ -158,7 +162,8 @@ impl Summary {
             })
             .collect();
         json!({
-            "seeds": self.seeds, "violations": self.violations, "failures": failures, "counters": counters,
+            "seeds": self.seeds, "violations": self.violations, "failed": self.failed, "failures": failures,
+            "counters": counters,
             "trace_hash": format!("{:016x}", self.trace_hash)
         })
     }
