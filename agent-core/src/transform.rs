@@ -100,16 +100,23 @@ pub enum OnRecreate {
 
 /// Body of the POST that brings back a managed object which somebody deleted on the site.
 ///
-/// `last` is its last state, `spec` the last word of the hub about its spec (`None`: as it was).
+/// `last` is its last state, `spec` the last word of the hub about its spec (`None`: as it was). The identities are put back as well.
 pub fn recreate_body(
     last: &[u8],
     api_version: &str,
     kind: &str,
     spec: Option<&[u8]>,
+    stamp: Stamp<'_>,
     on_recreate: OnRecreate,
 ) -> Result<Vec<u8>, Malformed> {
     let view = ObjectView::parse(last).map_err(|_| Malformed)?;
-    let annotations = string_map(view.annotations)?;
+    let mut annotations = string_map(view.annotations)?;
+    for (name, uid) in [(object::SOURCE_UID, stamp.source_uid), (object::PRINCIPAL_UID, stamp.principal_uid)]
+    {
+        if !uid.is_empty() {
+            annotations.insert(name.into(), uid.into());
+        }
+    }
     let spec = spec.or(view.spec).ok_or(Malformed)?;
     let status = match on_recreate {
         OnRecreate::Ignore => CopyStatus::AsIs,

@@ -755,6 +755,9 @@ impl Core {
             self.queue(id);
         }
         self.enqueue(id);
+        if self.config.role == Role::Agent && self.slot(id).word.is_none() {
+            self.level_check(id);
+        }
         self.confirm_identity(now, id);
         self.reap(id);
     }

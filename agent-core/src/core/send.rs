@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::outbox::{Control, ControlStage, InFlight, Owner, Stage, Want};
 use super::slot::{Observed, Purpose, Slot, SlotId};
@@ -312,20 +313,15 @@ impl Core {
             }
             Want::Verify => {
                 let blind = slot.out.verify_blind || matches!(slot.observed, Observed::Absent);
-                let body = match body {
-                    Some((_, bytes)) if !blind => {
-                        match RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, "") {
-                            Ok(body) => body.encode(),
-                            // No source UID: it did not come from the hub, there is nothing to compare.
-                            Err(_) => return None,
-                        }
-                    }
-                    _ => {
-                        let uid = slot.observed.present().and_then(|present| present.source_uid.as_deref());
-                        let resource = synced_resource(&key, uid.unwrap_or_default());
-                        RequestUpdate { resource, checksum: None }.encode()
-                    }
-                };
+                let checked = body.filter(|_| !blind).and_then(|(_, bytes)| {
+                    RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, "").ok()
+                });
+                // Without a checksum the answer is the whole object, which is what a copy without a source needs too.
+                let body = checked.unwrap_or_else(|| RequestUpdate {
+                    resource: synced_resource(&key, slot.local_source().unwrap_or_default()),
+                    checksum: None,
+                });
+                let body = body.encode();
                 Some(Draft { level: if blind { BLIND } else { 0 }, ..control(Type::RequestUpdate, body) })
             }
             Want::Report => {
@@ -466,7 +462,14 @@ impl Core {
                     }
                 }
             }
-            Want::Error => slot.out.error = None,
+            Want::Error => {
+                slot.out.error = None;
+                // The report stands in place of the status on the hub; once nothing is refused any more the status is told again.
+                slot.out.acked = 0;
+                if slot.word.is_none() {
+                    self.timers.insert((now + ERROR_STANDS, id));
+                }
+            }
             Want::Verify if flight.level == BLIND => slot.out.verify_blind = false,
             Want::Verify | Want::Terminate | Want::Report => {}
         }
@@ -545,6 +548,8 @@ fn synced_resource<'a>(key: &'a crate::request::Key, uid: &'a str) -> SyncedReso
     }
 }
 
+/// A refusal that does not last is shown on the hub for this long.
+const ERROR_STANDS: Duration = Duration::from_secs(60);
 /// Level of a comparison without a checksum.
 const BLIND: u64 = 1;
 /// UIDs remembered for one name that the peer never acknowledged; older ones are settled by the next resync.

@@ -90,6 +90,7 @@ impl Core {
                 print: fingerprint(&spec),
                 spec,
                 asked: 0,
+                uid: present.uid.clone(),
                 source_uid: source_uid.clone(),
                 principal_uid,
             });
@@ -109,11 +110,16 @@ impl Core {
             gone.admitted = true;
             asked.refused = false;
         }
-        slot.recreate = None;
+        let came_back = slot.recreate.take().is_some() && !own_write;
         if !present.deleting && slot.outstanding.is_none() {
             // A delete that was asked for did not happen; if it is still wanted it is asked for again.
             slot.expected_gone = None;
             slot.report_end = None;
+        }
+        if came_back {
+            // By our write whose answer was lost, or by somebody here: the hub says what it is to be.
+            slot.out.verify_blind = true;
+            self.want(id, Want::Verify);
         }
         self.level_check(id);
     }
@@ -192,7 +198,13 @@ impl Core {
             Observed::Absent => None,
             Observed::Present(present) => Some((**present).clone()),
         };
-        let Some(present) = on_site else { return self.next_for_word_when_absent(id) };
+        let Some(mut present) = on_site else { return self.next_for_word_when_absent(id) };
+        let hidden = present.source_uid.is_none() && self.slot(id).local_source().is_some();
+        if hidden && matches!(self.slot(id).word.as_ref().map(|asked| &asked.what), Some(Word::Gone(_))) {
+            // What carries no source is not deleted: the mark that a local edit removed is put back first.
+            return self.revert(id);
+        }
+        present.source_uid = self.slot(id).local_source().map(Into::into);
         let view = view.filter(|view| *view.resource_version == *present.resource_version);
         let word = self.slots[id as usize].as_ref().and_then(|slot| slot.word.as_ref());
         let plan = match word.map(|asked| &asked.what) {
@@ -460,7 +472,7 @@ impl Core {
             self.tell_status(id);
             return None;
         }
-        if present.source_uid.as_ref() != Some(&asked.what.source_uid) {
+        if slot.local_source() != Some(&*asked.what.source_uid) {
             return self.drop_operation(id, "the operation is for another Application of that name");
         }
         if present.phase == Phase::Terminating {
@@ -488,7 +500,7 @@ impl Core {
         let reason = match &slot.observed {
             Observed::Unknown(_) => return Some(Step::Read),
             Observed::Absent => Some("the Application is not on the site"),
-            Observed::Present(present) if present.source_uid.as_ref() != Some(&asked.what) => {
+            Observed::Present(_) if slot.local_source() != Some(&*asked.what) => {
                 Some("the request to terminate is for another Application of that name")
             }
             Observed::Present(present) => match present.phase {
@@ -517,22 +529,29 @@ impl Core {
 
     /// Local edits and deletions of what the hub owns are undone, also off-line.
     fn next_for_drift(&mut self, id: SlotId) -> Step {
-        let on_recreate = self.config.on_recreate;
-        let slot = self.slot(id);
-        if slot.word.is_some() && !slot.word.as_ref().is_some_and(|asked| asked.refused) {
+        if self.slot(id).word.as_ref().is_some_and(|asked| !asked.refused) {
             return Step::Idle;
         }
+        self.revert(id)
+    }
+
+    fn revert(&mut self, id: SlotId) -> Step {
+        let on_recreate = self.config.on_recreate;
+        let slot = self.slot(id);
         let Some(reference) = &slot.reference else { return Step::Idle };
         match &slot.observed {
             Observed::Unknown(_) => Step::Idle,
             Observed::Absent => {
                 let Some(last) = &slot.recreate else { return Step::Idle };
                 let kind = slot.key.kind;
+                let stamp =
+                    Stamp { source_uid: &reference.source_uid, principal_uid: &reference.principal_uid };
                 match recreate_body(
                     last,
                     kind.api_version(),
                     kind.as_str(),
                     Some(&reference.spec),
+                    stamp,
                     on_recreate,
                 ) {
                     Ok(body) => {
@@ -674,6 +693,7 @@ impl Core {
             print: fingerprint(&spec),
             spec,
             asked,
+            uid: (&*view.uid).into(),
             source_uid: text(view.source_uid()),
             principal_uid: text(view.principal_uid()),
         });

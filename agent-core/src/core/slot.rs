@@ -286,6 +286,8 @@ pub(super) struct StatusWord {
 /// What a managed site keeps to revert drift while nobody can be asked.
 #[derive(Debug)]
 pub(super) struct Reference {
+    /// UID of the copy.
+    pub(super) uid: Box<str>,
     /// Identities on the copy, put back when a local edit removes them.
     pub(super) source_uid: Box<str>,
     pub(super) principal_uid: Box<str>,
@@ -414,6 +416,14 @@ impl Slot {
             retry_at: None,
             queued: false,
         }
+    }
+
+    /// Source UID of the copy here, also while a local edit hides it.
+    pub(super) fn local_source(&self) -> Option<&str> {
+        let present = self.observed.present()?;
+        let reference = self.reference.as_ref().filter(|reference| reference.uid == present.uid);
+        let recorded = reference.map(|reference| &*reference.source_uid).filter(|uid| !uid.is_empty());
+        recorded.or(present.source_uid.as_deref())
     }
 
     /// Whether it exists here, as far as known, and came from the hub.
