@@ -35,6 +35,8 @@ pub(super) struct Checker {
     refreshes: Vec<Refresh>,
     /// Last operation id seen on each edge object, by UID.
     edge_operations: BTreeMap<String, u64>,
+    /// Source UID that each edge object last bore, by its own UID: a local user may take the mark away.
+    origins: BTreeMap<String, String>,
     /// When the last thing happened that excuses a repeated operation.
     excuse: Option<Instant>,
     /// When a copy of this name went away: what it carried moves on to the next copy.
@@ -79,6 +81,7 @@ impl Checker {
             operations: BTreeMap::new(),
             refreshes: Vec::new(),
             edge_operations: BTreeMap::new(),
+            origins: BTreeMap::new(),
             excuse: None,
             gone: BTreeMap::new(),
             locals: BTreeMap::new(),
@@ -169,7 +172,8 @@ impl Checker {
 
     fn edge_changed(&mut self, uid: &str, object: &Value, arrived: &mut u64) -> Result<(), Violation> {
         let annotations = &object["metadata"]["annotations"];
-        if annotations[SOURCE_UID].is_string() {
+        if let Some(source_uid) = annotations[SOURCE_UID].as_str() {
+            self.origins.insert(uid.to_owned(), source_uid.to_owned());
             // Whatever it was, it is the hub's now.
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             self.locals.remove(name);
@@ -213,7 +217,8 @@ impl Checker {
         if side == Side::Hub {
             return Err(Violation::new("delete-on-hub", format!("the principal deletes {name}")));
         }
-        let Some(source_uid) = object["metadata"]["annotations"][SOURCE_UID].as_str() else {
+        let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
+        let Some(source_uid) = self.origins.get(uid) else {
             return Err(Violation::new("delete-without-ground", format!("{name} is the site's own")));
         };
         if self.deleted.contains(source_uid) {
