@@ -2,8 +2,8 @@
 //!
 //! One table ([`FLAGS`]) names every setting once: flag, environment variable, kind, default, help, and what this
 //! version does with it. Precedence: command line, environment, default. A variable that is set but empty wins over
-//! the default; one that cannot be parsed is reported and the default is used (`docs/` of the reference call this a
-//! feature, and installed manifests rely on it). A wrong flag is refused.
+//! the default; one that cannot be parsed is reported and the default is used, since installed manifests rely on both.
+//! A wrong flag is refused.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -39,7 +39,7 @@ impl Limits {
     }
 }
 
-/// A client configuration. Errors name `where_from`, e.g. the Secret.
+/// A client configuration. Errors start with the piece that is wrong: `CA bundle`, `client certificate`, `client key`.
 pub(crate) fn client_config(
     material: &Material,
     limits: &Limits,
