@@ -139,7 +139,11 @@ impl Core {
             Want::Gone | Want::Report | Want::Error => false,
             Want::Verify => {
                 let slot = self.slot(id);
-                !slot.out.verify_blind && !matches!(slot.observed, Observed::Absent)
+                match slot.observed {
+                    Observed::Absent => false,
+                    Observed::Present(_) => !slot.out.verify_blind,
+                    Observed::Unknown(_) => true,
+                }
             }
             Want::Exists | Want::Operation | Want::Terminate | Want::Status => true,
         }

@@ -226,6 +226,13 @@ impl Core {
                 Step::Idle
             }
             Plan::NotApplied(reason) => {
+                if let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what)
+                    && gone.synthetic
+                    && gone.source_uid.is_empty()
+                {
+                    // The answer to a question asked while nothing was known here: ask again with what is.
+                    self.want(id, Want::Verify);
+                }
                 let key = self.slot(id).key.clone();
                 self.note(Note::NotApplied { key, reason });
                 self.word_done(id, false);
