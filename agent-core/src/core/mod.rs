@@ -816,7 +816,8 @@ impl Core {
     }
 
     fn verify_all(&mut self) {
-        for id in self.ids_where(Slot::is_from_hub) {
+        let asks = |slot: &Slot| slot.operation.as_ref().is_some_and(|asked| asked.what.hub_asked);
+        for id in self.ids_where(|slot| slot.is_from_hub() || asks(slot)) {
             self.want(id, Want::Verify);
         }
     }

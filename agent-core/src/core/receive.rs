@@ -135,7 +135,7 @@ impl Core {
                 let Some(operation) = view.operation else {
                     return Err("the object has no operation".into());
                 };
-                let word = OperationWord { source_uid, operation: operation.to_vec() };
+                let word = OperationWord { source_uid, operation: operation.to_vec(), hub_asked: false };
                 let ack = self.ack_later(now, event);
                 let id = self.wanted_slot(now, &key, &ack);
                 let serial = self.next_serial();
@@ -240,7 +240,6 @@ impl Core {
         let serial = self.next_serial();
         let slot = self.slot(id);
         slot.retry_at = None;
-        slot.awaits_hub = false;
         slot.recreate = None;
         let superseded = Asked::replace(&mut slot.word, asked(event, serial, word, ack));
         self.give(superseded);

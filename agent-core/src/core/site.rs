@@ -245,6 +245,7 @@ impl Core {
                 self.want(id, Want::Error);
                 self.note(Note::NotApplied { key, reason });
                 self.word_done(id, false);
+                self.drop_operation(id, reason);
                 Step::Idle
             }
             Plan::Hold => {
@@ -286,9 +287,7 @@ impl Core {
         let Some(asked) = &slot.word else { return Step::Idle };
         let Word::Exists(exists) = &asked.what else {
             self.word_done(id, true);
-            if self.slot(id).operation.is_some() {
-                self.drop_operation(id, "the Application is neither on the site nor on the hub");
-            }
+            self.drop_operation(id, "the Application is neither on the site nor on the hub");
             return Step::Idle;
         };
         if exists.deleting {
@@ -460,17 +459,21 @@ impl Core {
 
     fn next_for_operation(&mut self, id: SlotId) -> Option<Step> {
         let slot = self.slot(id);
-        let asked = slot.operation.as_ref()?;
+        let is_known = slot.local_source().is_some();
+        let is_for_it =
+            slot.operation.as_ref().is_some_and(|asked| slot.local_source() == Some(&*asked.what.source_uid));
+        let asked = slot.operation.as_mut()?;
         let present = match &slot.observed {
             Observed::Unknown(_) => return Some(Step::Read),
-            Observed::Absent => {
-                // It may have been lost while nobody watched: the hub says what it is, or that it is gone.
-                if !core::mem::replace(&mut slot.awaits_hub, true) {
-                    self.want(id, Want::Verify);
-                }
-                return Some(Step::Idle);
+            Observed::Absent => None,
+            Observed::Present(present) => Some(present),
+        };
+        let Some(present) = present.filter(|_| is_known) else {
+            // It may have been lost, or its mark removed, while nobody watched: the hub says what it is, or that it is gone.
+            if !core::mem::replace(&mut asked.what.hub_asked, true) {
+                self.want(id, Want::Verify);
             }
-            Observed::Present(present) => present,
+            return Some(Step::Idle);
         };
         if asked.event == slot.last_operation {
             // The acknowledgement was lost, the operation was not.
@@ -479,7 +482,7 @@ impl Core {
             self.tell_status(id);
             return None;
         }
-        if slot.local_source() != Some(&*asked.what.source_uid) {
+        if !is_for_it {
             return self.drop_operation(id, "the operation is for another Application of that name");
         }
         if present.phase == Phase::Terminating {
@@ -493,11 +496,13 @@ impl Core {
 
     fn drop_operation(&mut self, id: SlotId, reason: &'static str) -> Option<Step> {
         let slot = self.slot(id);
-        let key = slot.key.clone();
-        let ack = take_asked(&mut slot.operation);
-        self.give(ack);
-        self.note(Note::NotApplied { key, reason });
-        self.tell_status(id);
+        if slot.operation.is_some() {
+            let key = slot.key.clone();
+            let ack = take_asked(&mut slot.operation);
+            self.give(ack);
+            self.note(Note::NotApplied { key, reason });
+            self.tell_status(id);
+        }
         None
     }
 

@@ -339,8 +339,6 @@ pub(super) struct Slot {
     pub(super) stale_operation: u64,
     /// What the peer has, to be compared with the next read.
     pub(super) compare: Option<Box<Compare>>,
-    /// The hub was asked for an object that is not here, since something was asked of it.
-    pub(super) awaits_hub: bool,
     /// Source UID of the hub's object that waits to hear of the end.
     pub(super) report_end: Option<Box<str>>,
     /// It was being deleted when we first saw it: nobody here knows who asked.
@@ -358,6 +356,8 @@ pub(super) struct Slot {
 pub(super) struct OperationWord {
     pub(super) source_uid: Box<str>,
     pub(super) operation: Vec<u8>,
+    /// The hub was asked about the object, since it is not here or not known to be the hub's.
+    pub(super) hub_asked: bool,
 }
 
 /// A `request-update` of the peer.
@@ -408,7 +408,6 @@ impl Slot {
             last_operation: 0,
             stale_operation: 0,
             compare: None,
-            awaits_hub: false,
             report_end: None,
             unknown_deletion: false,
             out: Out::default(),
