@@ -226,7 +226,8 @@ impl Core {
                 Step::Idle
             }
             Plan::NotApplied(reason) => {
-                if let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what)
+                if self.slot(id).local_source().is_some()
+                    && let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what)
                     && gone.synthetic
                     && gone.source_uid.is_empty()
                 {
@@ -236,6 +237,10 @@ impl Core {
                 let key = self.slot(id).key.clone();
                 self.note(Note::NotApplied { key, reason });
                 self.word_done(id, false);
+                if self.slot(id).local_source().is_none() {
+                    // The hub's word is that nothing of its own is here: neither is what an operation could be for.
+                    self.drop_operation(id, reason);
+                }
                 Step::Idle
             }
             Plan::Refuse(reason) => {
