@@ -332,6 +332,14 @@ impl Core {
                     slot.out.stage = Stage::Idle;
                     self.outbox.places -= 1;
                 }
+                let slot = self.slot(id);
+                if slot.watch_spoke && matches!(slot.observed, Observed::Absent) {
+                    // It ended while the answer was on its way: this may be from before.
+                    slot.must_read = true;
+                    self.queue(id);
+                    self.act(now, id, None);
+                    return;
+                }
                 if !self.absorb(now, id, present, &view, false) {
                     // The watch has overtaken this answer: its body is not what is known.
                     self.queue(id);

@@ -498,3 +498,21 @@ fn an_answer_that_the_watch_has_overtaken_is_not_sent() {
     rig.ack(&frames[0]);
     assert!(rig.core.is_settled());
 }
+
+#[test]
+fn an_answer_from_before_the_end_does_not_bring_the_object_back() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see(&hub_app("h-1", 6, "b"));
+    rig.connect();
+    let read = rig.request();
+    rig.see_gone(&hub_app("h-1", 7, "b"));
+    rig.done(&read, &hub_app("h-1", 6, "b"));
+    let again = rig.request();
+    rig.fail(&again, 404, "NotFound");
+    let frames = rig.frames();
+    assert_eq!(frames.iter().map(|frame| frame.r#type.as_str()).collect::<Vec<_>>(), ["delete"]);
+    rig.ack(&frames[0]);
+    assert_eq!(rig.core.depth(), (0, 0));
+}
