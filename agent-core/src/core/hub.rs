@@ -103,8 +103,8 @@ impl Core {
                 self.want(id, Want::Gone);
                 return;
             }
-            if !compare.uid.is_empty() && !slot.out.known_as.contains(&compare.uid) {
-                slot.out.known_as.push(compare.uid);
+            if !compare.uid.is_empty() {
+                slot.out.peer_knows(compare.uid);
             }
         }
         let slot = self.slot(id);
@@ -151,6 +151,10 @@ impl Core {
         let equal = compare.uid == present.uid
             && spec_checksum(slot.key.kind, bytes)
                 .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
+        if !compare.uid.is_empty() && compare.uid != present.uid {
+            // Should ours end before the agent hears of it, the former one must still go there.
+            slot.out.peer_knows(compare.uid);
+        }
         if !equal {
             // Also where the same is in flight: it may have been dealt with before the question was asked.
             slot.out.acked = 0;
@@ -185,6 +189,8 @@ impl Core {
         let patch = match what {
             Word::Status(word) => {
                 if !word.source_uid.is_empty() && word.source_uid != present.uid {
+                    let former = word.source_uid.clone();
+                    slot.out.peer_knows(former);
                     return self.hub_done(id, Some("the status is of a former Application of that name"));
                 }
                 let print = |bytes: Option<&[u8]>| bytes.map_or(0, fingerprint);

@@ -191,6 +191,13 @@ impl Out {
             && !self.unconfirmed
     }
 
+    /// The peer has, or may have, a copy of the object under this UID, which is not the latest.
+    pub(super) fn peer_knows(&mut self, uid: Box<str>) {
+        if !self.known_as.contains(&uid) && self.known_as.len() < KNOWN_MAX {
+            self.known_as.insert(0, uid);
+        }
+    }
+
     /// The want whose frame is built or sent.
     pub(super) fn in_hand(&self) -> Option<&InFlight> {
         match &self.stage {
@@ -340,6 +347,8 @@ impl Outbox {
 
 /// With this much room a frame of any size is handed out: the transport splits it.
 const LARGE_FRAME_ROOM_MIN: usize = 16 * 1024;
+/// UIDs remembered for one name that the peer never acknowledged; older ones are settled by the next resync.
+pub(super) const KNOWN_MAX: usize = 8;
 /// An event is repeated after this at the earliest.
 const RETRY_MIN: Duration = Duration::from_secs(5);
 /// The back-off of repetitions ends here.

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::outbox::{Control, ControlStage, InFlight, Owner, Stage, Want};
+use super::outbox::{Control, ControlStage, InFlight, KNOWN_MAX, Owner, Stage, Want};
 use super::slot::{Observed, Purpose, Slot, SlotId};
 use super::{Core, Note, Role, event_print};
 use crate::checksum::{Checksum, Subtree, list_checksum};
@@ -556,5 +556,3 @@ fn synced_resource<'a>(key: &'a crate::request::Key, uid: &'a str) -> SyncedReso
 const ERROR_STANDS: Duration = Duration::from_secs(60);
 /// Level of a comparison without a checksum.
 const BLIND: u64 = 1;
-/// UIDs remembered for one name that the peer never acknowledged; older ones are settled by the next resync.
-const KNOWN_MAX: usize = 8;

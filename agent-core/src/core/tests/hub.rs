@@ -516,3 +516,25 @@ fn an_answer_from_before_the_end_does_not_bring_the_object_back() {
     rig.ack(&frames[0]);
     assert_eq!(rig.core.depth(), (0, 0));
 }
+
+#[test]
+fn a_former_object_on_the_site_goes_when_its_successor_ends_unheard_of() {
+    let app = hub_app("h-2", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    rig.connect();
+    rig.event(Type::StatusUpdate, &status_update("h-1", ""));
+    rig.core.disconnected(rig.now);
+    rig.see_gone(&hub_app("h-2", 6, "a"));
+    rig.connect();
+    let mut uids = Vec::new();
+    for _ in 0..4 {
+        rig.requests();
+        for frame in rig.frames() {
+            if frame.r#type == "delete" {
+                uids.push(frame.resource_id.clone());
+            }
+            rig.ack(&frame);
+        }
+    }
+    assert_eq!(uids, ["app_h-1", "app_h-2"]);
+}
