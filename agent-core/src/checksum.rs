@@ -28,7 +28,9 @@ impl Subtree {
     /// The part that counts for `kind`.
     pub const fn of(kind: Kind) -> Self {
         match kind {
-            Kind::Application => Self::Spec,
+            Kind::Application | Kind::AppProject => Self::Spec,
+            Kind::Repository => Self::SecretData,
+            Kind::GpgKey => Self::ConfigMapData,
         }
     }
 }

@@ -255,7 +255,7 @@ impl Informer {
         let expired = matches!(&problem, Problem::Status(status) if status.code == 410);
         let mut wait = self.backoff.fail(rng);
         if let Problem::Status(Status { retry_after: Some(at_least), .. }) = &problem {
-            wait = wait.max(*at_least);
+            wait = wait.max((*at_least).min(RETRY_AFTER_MAX));
         }
         // A server restored from a backup refuses the version for ever, with codes other than 410.
         let stuck = self.backoff.failures() > WATCH_TRIES && matches!(problem, Problem::Status(_));
@@ -792,6 +792,8 @@ const WATCH_SECONDS: u64 = 29 * 60;
 
 /// A watch that was refused this often in a row lists again.
 const WATCH_TRIES: u32 = 4;
+/// A server, or a proxy before it, that asks for more patience than this is asked again all the same.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// A watch that ended sooner counts as a failure, so that a server that closes at once causes no hot loop.
 const WATCH_STOOD: Duration = Duration::from_secs(5);

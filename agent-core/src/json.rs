@@ -74,6 +74,30 @@ pub fn visit_members<'a>(
     }
 }
 
+/// The raw values of an array, in order.
+pub fn items(array: &[u8]) -> Result<Vec<&[u8]>, Error> {
+    let mut list = Vec::new();
+    let mut cursor = Cursor { text: array, at: 0 };
+    cursor.space();
+    if cursor.next() != Some(b'[') {
+        return Err(cursor.error("expected an array"));
+    }
+    cursor.space();
+    if cursor.peek() == Some(b']') {
+        cursor.at += 1;
+        return cursor.end().map(|()| list);
+    }
+    loop {
+        list.push(cursor.value(None)?);
+        cursor.space();
+        match cursor.next() {
+            Some(b',') => {}
+            Some(b']') => return cursor.end().map(|()| list),
+            _ => return Err(cursor.error("expected ',' or ']'")),
+        }
+    }
+}
+
 /// The member `key` of `object`; `null` counts as absent.
 pub fn member<'a>(object: &'a [u8], key: &str) -> Result<Option<&'a [u8]>, Error> {
     let mut found = None;
@@ -485,6 +509,10 @@ impl<'a> Cursor<'a> {
         let start = self.at;
         self.at += 1;
         loop {
+            // Nearly all of a document is plain bytes of strings.
+            let rest = self.text.get(self.at..).unwrap_or_default();
+            let is_special = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..=0x1f);
+            self.at += rest.iter().position(is_special).unwrap_or(rest.len());
             match self.next() {
                 Some(b'"') => return Ok(&self.text[start..self.at]),
                 Some(b'\\') => match self.next() {
@@ -860,6 +888,16 @@ mod tests {
             assert_eq!(canon(text).as_deref(), Ok(expected), "{text}");
         }
         assert!(canon("[1e999]").is_err());
+    }
+
+    #[test]
+    fn items_of_arrays() {
+        let list: &[&[u8]] = &[b"1", b"[2, 3]", br#"{"a":[]}"#];
+        assert_eq!(items(br#" [1 ,[2, 3],{"a":[]}] "#).unwrap(), list);
+        assert!(items(b"[ ]").unwrap().is_empty());
+        for text in ["", "{}", "[1", "[1,]", "[1 2]", "[1] x", "[,1]"] {
+            assert!(items(text.as_bytes()).is_err(), "{text}");
+        }
     }
 
     #[test]

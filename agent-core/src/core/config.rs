@@ -66,6 +66,8 @@ pub struct Config {
     pub mismatch_policy: MismatchPolicy,
     /// Agent only.
     pub adoption_policy: AdoptionPolicy,
+    /// Agent only: Applications without a source take no part in a resync.
+    pub ignore_unmanaged: bool,
     /// Agent only.
     pub on_recreate: OnRecreate,
     /// Agent only.
@@ -90,6 +92,7 @@ impl Config {
             principal_uid: String::new(),
             mismatch_policy: MismatchPolicy::default(),
             adoption_policy: AdoptionPolicy::default(),
+            ignore_unmanaged: false,
             on_recreate: OnRecreate::default(),
             resync_delete_limit: ResyncDeleteLimit::default(),
             max_requests: 8,

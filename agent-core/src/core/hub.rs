@@ -67,7 +67,9 @@ impl Core {
                 }));
                 self.want(id, Want::Operation);
             }
-            if is_new(present.refresh, seen.refresh, seen.maybe_refresh) {
+            // After a lost answer nobody knows whether this is the one we may have taken away: a refresh too many does no harm.
+            let again = seen.maybe_refresh_removed && present.refresh != 0;
+            if again || is_new(present.refresh, seen.refresh, seen.maybe_refresh) {
                 self.slot(id).out.refresh = true;
                 self.want(id, Want::Exists);
             }
@@ -76,6 +78,22 @@ impl Core {
             }
         }
         self.level_check(id);
+    }
+
+    /// An event that arrives while a write of ours is on its way: what it shows to be taken away is new when it appears again.
+    pub(super) fn hub_saw_removal(&mut self, id: SlotId, passing: &Present) {
+        let slot = self.slot(id);
+        let is_later = slot.observed.present().is_some_and(|present| passing.is_newer_than(present));
+        if !is_later || slot.seen.uid != passing.uid {
+            return;
+        }
+        if passing.operation == 0 {
+            slot.seen.operation = 0;
+        }
+        if passing.refresh == 0 {
+            slot.seen.refresh = 0;
+        }
+        slot.seen.terminating &= passing.phase == Phase::Terminating;
     }
 
     pub(super) fn hub_gone(
@@ -91,6 +109,13 @@ impl Core {
         slot.out.operation = None;
         slot.out.refresh = false;
         slot.out.unconfirmed = false;
+        let ended = |source_uid: &str| before.as_ref().is_some_and(|before| *before.uid == *source_uid);
+        if matches!(&slot.word, Some(Asked { what: Word::Status(word), .. }) if ended(&word.source_uid)) {
+            // Its end is told; what its copy said last matters to nobody.
+            let ack = take_asked(&mut slot.word);
+            self.give(id, ack);
+        }
+        let slot = self.slot(id);
         if let Some(compare) = slot.compare.take() {
             if slot.out.known_as.is_empty() {
                 // The site has, or asks for, something that does not exist here.
@@ -125,6 +150,7 @@ impl Core {
         let seen = &mut self.slot(id).seen;
         seen.maybe_operation = 0;
         seen.maybe_refresh = 0;
+        seen.maybe_refresh_removed = false;
         seen.maybe_terminating = false;
     }
 
@@ -138,7 +164,10 @@ impl Core {
     ) {
         let id = self.slot_id(key);
         let slot = self.slot(id);
-        slot.compare = Some(Box::new(Compare { uid: uid.into(), checksum: checksum.map(<[u8]>::to_vec) }));
+        // Who asked for the whole gets the whole, also where a narrower question overtakes the answer.
+        let is_blind = slot.compare.as_ref().is_some_and(|compare| compare.checksum.is_none());
+        let checksum = checksum.filter(|_| !is_blind).map(<[u8]>::to_vec);
+        slot.compare = Some(Box::new(Compare { uid: uid.into(), checksum }));
         slot.must_read = true;
         self.act(now, id, None);
     }
@@ -148,12 +177,18 @@ impl Core {
         let slot = self.slot(id);
         let Some(compare) = slot.compare.take() else { return };
         let Some(present) = slot.observed.present() else { return };
-        let equal = compare.uid == present.uid
+        // A checksum knows nothing of labels and annotations: what was refused is told again.
+        let equal = !slot.out.refused
+            && compare.uid == present.uid
             && spec_checksum(slot.key.kind, bytes)
                 .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
-        if !compare.uid.is_empty() && compare.uid != present.uid {
-            // Should ours end before the agent hears of it, the former one must still go there.
-            slot.out.peer_knows(compare.uid);
+        if compare.uid != present.uid {
+            // What was acknowledged was refused there, or went to a former copy: what was asked for still stands.
+            slot.out.refresh |= present.refresh != 0;
+            if !compare.uid.is_empty() {
+                // Should ours end before the agent hears of it, the former one must still go there.
+                slot.out.peer_knows(compare.uid);
+            }
         }
         if !equal {
             // Also where the same is in flight: it may have been dealt with before the question was asked.
@@ -172,6 +207,14 @@ impl Core {
             Observed::Absent => {
                 return match what {
                     Word::SiteGone { .. } => self.hub_done(id, None),
+                    Word::Status(word) if !word.source_uid.is_empty() => {
+                        // The site has a copy of what is not here. If a read confirms it, the site is told, as if it had asked.
+                        let uid = word.source_uid.clone();
+                        slot.compare = Some(Box::new(Compare { uid, checksum: None }));
+                        slot.must_read = true;
+                        self.hub_done(id, Some("there is no such Application on the hub"));
+                        Step::Read
+                    }
                     _ => self.hub_done(id, Some("there is no such Application on the hub")),
                 };
             }
@@ -215,6 +258,7 @@ impl Core {
                 }
                 if !keep_refresh {
                     slot.seen.maybe_refresh = refresh;
+                    slot.seen.maybe_refresh_removed = refresh == 0 && present.refresh != 0;
                 }
                 slot.seen.maybe_terminating = word.status.as_deref().is_some_and(|status| {
                     let phase = crate::json::at_path(status, &["operationState", "phase"]).ok().flatten();
@@ -231,7 +275,8 @@ impl Core {
             }
             Word::Error { message } => {
                 let status = error_status(&agent, message);
-                status_patch(hub, Some(&status), None, None, keep_operation, keep_refresh)
+                // Nobody has looked at the object for it.
+                status_patch(hub, Some(&status), None, None, keep_operation, true)
             }
             Word::SiteGone { source_uid } => {
                 if !source_uid.is_empty() && *source_uid != present.uid {
@@ -280,7 +325,7 @@ impl Core {
         let key = slot.key.clone();
         slot.failures = 0;
         let ack = take_asked(&mut slot.word);
-        self.give(ack);
+        self.give(id, ack);
         if let Some(reason) = reason {
             self.note(Note::NotApplied { key, reason });
         }
@@ -295,7 +340,7 @@ impl Core {
         }
         if slot.word.as_ref().is_some_and(|asked| asked.serial == slot.applying) {
             let ack = take_asked(&mut slot.word);
-            self.give(ack);
+            self.give(id, ack);
         }
     }
 }

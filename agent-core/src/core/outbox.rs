@@ -110,6 +110,8 @@ pub(super) struct Out {
     pub(super) refresh: bool,
     /// A refused object's reason, for [`Want::Error`].
     pub(super) error: Option<Box<str>>,
+    /// The peer could not take what it acknowledged, and may have forgotten that since.
+    pub(super) refused: bool,
     /// [`Want::Verify`] without a checksum: the answer must be the whole object.
     pub(super) verify_blind: bool,
     /// Sends of the same content without an acknowledgement.
@@ -331,6 +333,14 @@ impl Outbox {
         self.bytes = 0;
     }
 
+    /// Queues an acknowledgement for a peer that may not be reading. The oldest gives way: its event comes again.
+    pub(super) fn push_ack(&mut self, frame: Vec<u8>) {
+        if self.acks.len() >= ACKS_MAX {
+            self.acks.pop_front();
+        }
+        self.acks.push_back(frame);
+    }
+
     /// An acknowledgement took this long.
     pub(super) fn learn(&mut self, took: Duration) {
         self.smoothed_ack =
@@ -345,6 +355,8 @@ impl Outbox {
     }
 }
 
+/// A Go peer has no window: it may have a thousand objects in flight at once.
+const ACKS_MAX: usize = 4096;
 /// With this much room a frame of any size is handed out: the transport splits it.
 const LARGE_FRAME_ROOM_MIN: usize = 16 * 1024;
 /// UIDs remembered for one name that the peer never acknowledged; older ones are settled by the next resync.

@@ -5,7 +5,7 @@ use core::fmt;
 
 use super::hub::StatusParts;
 use super::outbox::{Control, ControlStage, Owner, Stage, Want};
-use super::slot::{Ack, Asked, Exists, GoneWord, Observed, OperationWord, SlotId, Word};
+use super::slot::{Ack, Asked, Exists, GoneWord, OperationWord, SlotId, Word};
 use super::{ACK_WITHHELD_MAX, Core, Note, Role, event_print};
 use crate::cloudevent::{AGENT_SOURCE, DecodeError, EventView};
 use crate::event::is_synthetic;
@@ -75,7 +75,7 @@ impl Core {
     fn ack_now(&mut self, event: &EventView<'_>) {
         if self.peer.is_some() {
             let frame = event.ack(self.source());
-            self.outbox.acks.push_back(frame);
+            self.outbox.push_ack(frame);
         }
     }
 
@@ -141,7 +141,7 @@ impl Core {
                 let serial = self.next_serial();
                 let asked = asked(event, serial, word, ack);
                 let superseded = Asked::replace(&mut self.slot(id).operation, asked);
-                self.give(superseded);
+                self.give(id, superseded);
                 self.act(now, id, None);
             }
             (Role::Agent, Type::TerminateOperation) => {
@@ -150,7 +150,7 @@ impl Core {
                 let serial = self.next_serial();
                 let asked = asked(event, serial, source_uid, ack);
                 let superseded = Asked::replace(&mut self.slot(id).terminate, asked);
-                self.give(superseded);
+                self.give(id, superseded);
                 self.act(now, id, None);
             }
             (Role::Principal, Type::StatusUpdate) => {
@@ -191,6 +191,8 @@ impl Core {
             self.note(Note::NotApplied { key, reason: "an error report is for the principal" });
             return Ok(Answer::Ack);
         }
+        let id = self.slot_id(&key);
+        self.slot(id).out.refused = true;
         self.set_word(now, &key, Word::Error { message: (&*body.message).into() }, event);
         Ok(Answer::Later)
     }
@@ -242,7 +244,7 @@ impl Core {
         slot.retry_at = None;
         slot.recreate = None;
         let superseded = Asked::replace(&mut slot.word, asked(event, serial, word, ack));
-        self.give(superseded);
+        self.give(id, superseded);
         self.act(now, id, None);
         self.reap(id);
     }
@@ -266,11 +268,15 @@ impl Core {
             }
             (Role::Agent, Type::ResponseSyncedResource) => {
                 let body = SyncedResource::decode(payload).map_err(|error| alloc::format!("{error}"))?;
-                if Kind::parse(&body.kind).is_some() {
+                if Kind::parse(&body.kind) == Some(Kind::Application) {
                     let key = self.application_key(&body.name)?;
                     let id = self.slot_id(&key);
-                    self.want(id, Want::Verify);
-                    self.act(now, id, None);
+                    let slot = self.slot(id);
+                    let is_unmanaged = slot.observed.known().is_some() && slot.known_source().is_none();
+                    if !(is_unmanaged && self.config.ignore_unmanaged) {
+                        self.want(id, Want::Verify);
+                        self.act(now, id, None);
+                    }
                 }
             }
             (Role::Principal, Type::RequestSyncedResourceList) => {
@@ -278,14 +284,14 @@ impl Core {
                 let own = self.list_checksum();
                 if own.is_some_and(|own| body.checksum.as_deref() != Some(&own[..])) {
                     self.counters.resyncs += 1;
-                    for id in self.ids_where(|slot| matches!(slot.observed, Observed::Present(_))) {
+                    for id in self.ids_where(|slot| slot.observed.known().is_some()) {
                         self.want(id, Want::Report);
                     }
                 }
             }
             (Role::Principal, Type::RequestUpdate) => {
                 let body = RequestUpdate::decode(payload).map_err(|error| alloc::format!("{error}"))?;
-                if Kind::parse(&body.resource.kind).is_some() {
+                if Kind::parse(&body.resource.kind) == Some(Kind::Application) {
                     let key = self.application_key(&body.resource.name)?;
                     self.update_requested(now, &key, &body.resource.uid, body.checksum.as_deref());
                 }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::outbox::{Control, ControlStage, InFlight, KNOWN_MAX, Owner, Stage, Want};
-use super::slot::{Observed, Purpose, Slot, SlotId};
+use super::slot::{Observed, Purpose, SlotId};
 use super::{Core, Note, Role, event_print};
 use crate::checksum::{Checksum, Subtree, list_checksum};
 use crate::cloudevent::EventWriter;
@@ -199,7 +199,7 @@ impl Core {
     }
 
     fn draft(&mut self, id: SlotId, want: Want, body: Option<(&ObjectView<'_>, &[u8])>) -> Option<Draft> {
-        let is_go = self.peer.as_ref().is_some_and(|peer| peer.is_go);
+        let is_go = self.peer_is_go();
         let role = self.config.role;
         let uuid = self.rng.uuid();
         let slot = self.slot(id);
@@ -268,7 +268,11 @@ impl Core {
                 let r#type = match want {
                     Want::Operation => Type::SetOperation,
                     Want::Terminate => Type::TerminateOperation,
-                    Want::Status => Type::StatusUpdate,
+                    Want::Status => {
+                        // A Go principal may have cleared it, and would take our telling it for a user's new request.
+                        strip.operation = is_go && present.operation == slot.hub_operation;
+                        Type::StatusUpdate
+                    }
                     _ => {
                         strip.operation = true;
                         strip.refresh = !slot.out.refresh;
@@ -329,7 +333,7 @@ impl Core {
                 Some(Draft { level: if blind { BLIND } else { 0 }, ..control(Type::RequestUpdate, body) })
             }
             Want::Report => {
-                let present = slot.observed.present()?;
+                let present = slot.observed.known()?;
                 Some(control(Type::ResponseSyncedResource, synced_resource(&key, &present.uid).encode()))
             }
             Want::Error => {
@@ -409,14 +413,17 @@ impl Core {
     /// The checksum over everything that this side tracks for the peer; `None`: nothing.
     pub(super) fn list_checksum(&self) -> Option<Checksum> {
         list_checksum(self.iter().filter_map(|(key, slot)| {
-            let present = slot.observed.present()?;
-            let uid = present.source_uid.as_deref().unwrap_or(&present.uid);
-            Some((key.kind.as_str(), &*key.name, uid))
+            let present = slot.observed.known()?;
+            let source = slot.known_source();
+            if self.config.ignore_unmanaged && source.is_none() {
+                return None;
+            }
+            Some((key.kind.as_str(), &*key.name, source.unwrap_or(&present.uid)))
         }))
     }
 
     pub(super) fn tell_all_statuses(&mut self) {
-        for id in self.ids_where(Slot::is_from_hub) {
+        for id in self.ids_where(|slot| slot.known_source().is_some()) {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
         }
@@ -429,6 +436,7 @@ impl Core {
         match flight.want {
             Want::Exists => {
                 slot.out.acked = flight.level;
+                slot.out.refused = false;
                 if flight.refresh {
                     slot.out.refresh = false;
                 }
@@ -460,7 +468,7 @@ impl Core {
                 let same = slot.out.operation.as_ref().is_some_and(|latch| latch.print() == flight.level);
                 if same && let Some(latch) = slot.out.operation.take() {
                     // Our agents tell the status once more after this acknowledgement.
-                    if latch.over && self.peer.as_ref().is_some_and(|peer| peer.is_go) {
+                    if latch.over && self.peer_is_go() {
                         self.slot(id).stale_operation = crate::checksum::fingerprint(&latch.operation);
                         self.queue(id);
                     }

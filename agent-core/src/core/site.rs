@@ -262,7 +262,7 @@ impl Core {
                     asked.ack.take()
                 });
                 slot.failures = 0;
-                self.give(ack);
+                self.give(id, ack);
                 self.note(Note::HeldDelete { key });
                 Step::Idle
             }
@@ -305,7 +305,7 @@ impl Core {
         }
         let stamp = Stamp { source_uid: &exists.source_uid, principal_uid: &exists.principal_uid };
         let kind = slot.key.kind;
-        match create_body(&exists.object, kind.api_version(), kind.as_str(), &config.namespace, stamp) {
+        match create_body(&exists.object, kind.api_version(), kind.object_kind(), &config.namespace, stamp) {
             Ok(body) => {
                 slot.applying = asked.serial;
                 Step::Write(Purpose::Create, Verb::Create(body))
@@ -483,7 +483,7 @@ impl Core {
         if asked.event == slot.last_operation {
             // The acknowledgement was lost, the operation was not.
             let ack = take_asked(&mut slot.operation);
-            self.give(ack);
+            self.give(id, ack);
             self.tell_status(id);
             return None;
         }
@@ -504,7 +504,7 @@ impl Core {
         if slot.operation.is_some() {
             let key = slot.key.clone();
             let ack = take_asked(&mut slot.operation);
-            self.give(ack);
+            self.give(id, ack);
             self.note(Note::NotApplied { key, reason });
             self.tell_status(id);
         }
@@ -537,7 +537,7 @@ impl Core {
         };
         let key = slot.key.clone();
         let ack = take_asked(&mut slot.terminate);
-        self.give(ack);
+        self.give(id, ack);
         if let Some(reason) = reason {
             self.note(Note::NotApplied { key, reason });
         }
@@ -561,12 +561,16 @@ impl Core {
             Observed::Absent => {
                 let Some(last) = &slot.recreate else { return Step::Idle };
                 let kind = slot.key.kind;
-                let stamp =
-                    Stamp { source_uid: &reference.source_uid, principal_uid: &reference.principal_uid };
+                // What lost metadata on its way out bears no principal until the hub has completed it: should this process end
+                // before, the next one can tell.
+                let whole = ObjectView::parse(last)
+                    .is_ok_and(|view| view.spec.is_some() && view.deletion_timestamp.is_none());
+                let principal_uid = if whole { &*reference.principal_uid } else { "" };
+                let stamp = Stamp { source_uid: &reference.source_uid, principal_uid };
                 match recreate_body(
                     last,
                     kind.api_version(),
-                    kind.as_str(),
+                    kind.object_kind(),
                     Some(&reference.spec),
                     stamp,
                     on_recreate,
@@ -646,6 +650,9 @@ impl Core {
                 self.refer_to(id, view);
                 if current {
                     self.remember_asked(id, view);
+                    if purpose == Purpose::Create {
+                        self.skip_empty_status(id);
+                    }
                     if !ends {
                         self.word_done(id, true);
                     }
@@ -658,8 +665,9 @@ impl Core {
                     slot.operation.as_ref().is_some_and(|asked| is_current(asked.serial, slot.applying));
                 if current {
                     slot.last_operation = slot.operation.as_ref().map_or(0, |asked| asked.event);
+                    slot.hub_operation = view.operation.map_or(0, fingerprint);
                     let ack = take_asked(&mut slot.operation);
-                    self.give(ack);
+                    self.give(id, ack);
                     // Until its acknowledgement the hub keeps its operation whatever a status says: say it again after it.
                     self.tell_status(id);
                 }
@@ -668,7 +676,7 @@ impl Core {
             Purpose::Write(Applies::Terminate) => {
                 if slot.terminate.as_ref().is_some_and(|asked| is_current(asked.serial, slot.applying)) {
                     let ack = take_asked(&mut slot.terminate);
-                    self.give(ack);
+                    self.give(id, ack);
                 }
                 self.note(Note::Applied { key, action: "operation terminated" });
             }
@@ -732,8 +740,12 @@ impl Core {
 
     /// The word is carried out, or never will be: acknowledge and forget it.
     fn word_done(&mut self, id: SlotId, applied: bool) {
+        let is_go = self.peer_is_go();
         let slot = self.slot(id);
-        let tell = matches!(slot.word.as_ref().map(|asked| &asked.what), Some(Word::Exists(_)));
+        let tell = match slot.word.as_ref().map(|asked| &asked.what) {
+            Some(Word::Exists(exists)) if is_go && applied => !slot.hub_has_status(exists),
+            word => matches!(word, Some(Word::Exists(_))),
+        };
         let ack = take_asked(&mut slot.word);
         slot.former.clear();
         slot.failures = 0;
@@ -741,9 +753,24 @@ impl Core {
             slot.out.error = None;
             slot.out.wants.remove(Want::Error);
         }
-        self.give(ack);
+        self.give(id, ack);
         if tell {
             self.tell_status(id);
+        }
+    }
+
+    /// A new copy without a status has nothing to tell a Go hub, which would answer with an update of its own.
+    fn skip_empty_status(&mut self, id: SlotId) {
+        if !self.peer_is_go() {
+            return;
+        }
+        let slot = self.slot(id);
+        if let Some(present) = slot.observed.present()
+            && present.says_nothing()
+            && slot.out.in_hand().is_none()
+        {
+            slot.out.acked = present.report;
+            self.unwant(id, &[Want::Status]);
         }
     }
 

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::outbox::Out;
+use super::outbox::{Out, Want};
 use crate::checksum::fingerprint;
 use crate::json;
 use crate::object::{self, ObjectView};
@@ -34,6 +34,14 @@ impl Observed {
     }
 
     /// The last state seen, if it is not known to have ended.
+    pub(super) fn known(&self) -> Option<&Present> {
+        match self {
+            Self::Present(last) | Self::Unknown(Some(last)) => Some(last),
+            Self::Unknown(None) | Self::Absent => None,
+        }
+    }
+
+    /// The same, taken out.
     pub(super) fn last(self) -> Option<Present> {
         match self {
             Self::Present(last) | Self::Unknown(Some(last)) => Some(*last),
@@ -127,6 +135,11 @@ impl Present {
             operation,
             refresh: refresh_print,
         }
+    }
+
+    /// No controller has touched it, nobody asks for anything.
+    pub(super) fn says_nothing(&self) -> bool {
+        !self.has_status && self.operation == 0 && self.refresh == 0
     }
 
     /// Whether `self` is later than `other`, both from the same API server.
@@ -314,6 +327,8 @@ pub(super) struct Slot {
     pub(super) spoke_version: Option<Box<str>>,
     /// The watch said that the object is gone during an outstanding write.
     pub(super) gone_during_write: bool,
+    /// A relist began after the outstanding request was made: its answer may be older than the list.
+    pub(super) overtaken: bool,
     /// What is known is not the latest.
     pub(super) must_read: bool,
     /// UID that is known to be gone before the watch said so: what the watch still says about it is old.
@@ -322,6 +337,8 @@ pub(super) struct Slot {
     pub(super) gone_before_list: bool,
     /// Not seen since the relist that is under way began.
     pub(super) unlisted: bool,
+    /// What is known is from before the latest list began: a server that was restored from a backup counts anew since.
+    pub(super) before_list: bool,
     pub(super) seen: Seen,
     pub(super) word: Option<Asked<Word>>,
     /// Source UIDs whose end was told while `word`, about a later object, was pending.
@@ -335,6 +352,8 @@ pub(super) struct Slot {
     pub(super) expected_gone: Option<Box<str>>,
     /// Event id of the operation that was written last: its repetition is no second operation.
     pub(super) last_operation: u64,
+    /// Fingerprint of that operation as it stands here; 0: none.
+    pub(super) hub_operation: u64,
     /// Fingerprint of an operation that is over on the site and still stands on the hub; 0: none.
     pub(super) stale_operation: u64,
     /// What the peer has, to be compared with the next read.
@@ -379,6 +398,8 @@ pub(super) struct Seen {
     /// What a status write whose answer is not known yet may have put there.
     pub(super) maybe_operation: u64,
     pub(super) maybe_refresh: u64,
+    /// It may have taken a refresh away.
+    pub(super) maybe_refresh_removed: bool,
     pub(super) maybe_terminating: bool,
 }
 
@@ -393,10 +414,12 @@ impl Slot {
             watch_spoke: false,
             spoke_version: None,
             gone_during_write: false,
+            overtaken: false,
             must_read: false,
             gone_uid: None,
             gone_before_list: false,
             unlisted: false,
+            before_list: false,
             seen: Seen::default(),
             word: None,
             former: Vec::new(),
@@ -406,6 +429,7 @@ impl Slot {
             recreate: None,
             expected_gone: None,
             last_operation: 0,
+            hub_operation: 0,
             stale_operation: 0,
             compare: None,
             report_end: None,
@@ -417,20 +441,41 @@ impl Slot {
         }
     }
 
-    /// Source UID of the copy here, also while a local edit hides it.
+    /// Source UID of the copy here, also while a local edit hides it; `None`: it is the site's own, or not known to exist now.
     pub(super) fn local_source(&self) -> Option<&str> {
-        let present = self.observed.present()?;
+        self.source_of(self.observed.present()?)
+    }
+
+    /// The same of what was seen last.
+    pub(super) fn known_source(&self) -> Option<&str> {
+        self.source_of(self.observed.known()?)
+    }
+
+    fn source_of<'a>(&'a self, present: &'a Present) -> Option<&'a str> {
         let reference = self.reference.as_ref().filter(|reference| reference.uid == present.uid);
         let recorded = reference.map(|reference| &*reference.source_uid).filter(|uid| !uid.is_empty());
         recorded.or(present.source_uid.as_deref())
     }
 
-    /// Whether it exists here, as far as known, and came from the hub.
-    pub(super) fn is_from_hub(&self) -> bool {
-        match &self.observed {
-            Observed::Present(present) | Observed::Unknown(Some(present)) => present.source_uid.is_some(),
-            Observed::Unknown(None) | Observed::Absent => false,
-        }
+    /// Whether nothing need be said of the status after this word, which was carried out, of a Go hub.
+    ///
+    /// Such a hub sends the object whenever it has taken in a status, and a status too many takes away an operation that a
+    /// user sets meanwhile. A `create` is the word of a hub that may have lost what it knew.
+    pub(super) fn hub_has_status(&self, exists: &Exists) -> bool {
+        let Some(present) = self.observed.present() else { return false };
+        let Ok(view) = ObjectView::parse(&exists.object) else { return false };
+        let word = |path: &[&str]| {
+            let value = view.status.and_then(|status| json::at_path(status, path).ok().flatten());
+            value.is_some_and(|value| value != b"\"\"")
+        };
+        let shows = word(&["sync", "status"]) || word(&["health", "status"]) || word(&["operationState"]);
+        let told = self.out.in_hand().filter(|flight| flight.want == Want::Status);
+        told.map_or(self.out.acked, |flight| flight.level) == present.report
+            && if present.says_nothing() {
+                !shows && view.operation.is_none()
+            } else {
+                shows && !exists.is_create
+            }
     }
 
     /// What is known may no longer be so: the next step is a read.
@@ -440,6 +485,14 @@ impl Slot {
             Observed::Unknown(last) => Observed::Unknown(last),
             Observed::Absent => Observed::Unknown(None),
         };
+    }
+
+    /// The acknowledgements that are withheld.
+    pub(super) fn acks_mut(&mut self) -> impl Iterator<Item = &mut Option<Ack>> {
+        let word = self.word.as_mut().map(|asked| &mut asked.ack);
+        let operation = self.operation.as_mut().map(|asked| &mut asked.ack);
+        let terminate = self.terminate.as_mut().map(|asked| &mut asked.ack);
+        [word, operation, terminate].into_iter().flatten()
     }
 
     /// Whether nothing would be lost by forgetting it.

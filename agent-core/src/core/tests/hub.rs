@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::checksum::spec_checksum;
-use crate::event::{RequestUpdate, SyncedResource};
+use crate::event::{ErrorBody, RequestUpdate, SyncedResource, SyncedResourceList};
 
 /// A connected hub whose start-up frames are sent and acknowledged.
 fn settled(objects: &[&str]) -> Rig {
@@ -18,9 +18,7 @@ fn settle(rig: &mut Rig, objects: &[&str]) {
             assert_eq!(verb(&request), "GET");
             rig.done(&request, objects.iter().find(|object| object.contains(&*request.key.name)).unwrap());
         }
-        for frame in rig.frames() {
-            rig.ack(&frame);
-        }
+        rig.acknowledge();
     }
     assert!(rig.core.is_settled());
     rig.notes();
@@ -28,6 +26,16 @@ fn settle(rig: &mut Rig, objects: &[&str]) {
 
 fn status_update(source: &str, more: &str) -> String {
     site_app_with("l-1", 50, source, "a", "", more)
+}
+
+/// The site could not take the object.
+fn site_error(rig: &mut Rig, message: &str) {
+    let error = ErrorBody {
+        resource_name: "app".into(),
+        resource_namespace: "argocd".into(),
+        message: message.into(),
+    };
+    rig.event_with(Type::Error, core::str::from_utf8(&error.encode()).unwrap(), "e-1", "");
 }
 
 #[test]
@@ -254,9 +262,7 @@ fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
     rig.connect_go();
     let mut creates = 0;
     for _ in 0..100 {
-        for request in rig.requests() {
-            rig.done(&request, &hub_app("h-2", 7, "b"));
-        }
+        rig.answer(&hub_app("h-2", 7, "b"));
         for frame in rig.frames() {
             creates += usize::from(frame.r#type == "create");
             rig.ack(&frame);
@@ -266,12 +272,8 @@ fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
     assert!(creates >= 3, "{creates}");
     rig.event(Type::StatusUpdate, &status_update("h-2", ""));
     for _ in 0..3 {
-        for request in rig.requests() {
-            rig.done(&request, &hub_app("h-2", 7, "b"));
-        }
-        for frame in rig.frames() {
-            rig.ack(&frame);
-        }
+        rig.answer(&hub_app("h-2", 7, "b"));
+        rig.acknowledge();
     }
     rig.advance(Duration::from_secs(1000));
     assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
@@ -379,9 +381,7 @@ fn a_repeated_operation_keeps_its_id_whatever_happens_to_the_object() {
     rig.connect();
     let mut repeated = None;
     for _ in 0..4 {
-        for request in rig.requests() {
-            rig.done(&request, &later);
-        }
+        rig.answer(&later);
         for frame in rig.frames() {
             if frame.r#type == "set-operation" {
                 repeated = Some(frame.clone());
@@ -537,4 +537,150 @@ fn a_former_object_on_the_site_goes_when_its_successor_ends_unheard_of() {
         }
     }
     assert_eq!(uids, ["app_h-1", "app_h-2"]);
+}
+
+#[test]
+fn an_object_in_doubt_counts_in_a_resync() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    rig.core.complete(rig.now, patch.ticket, Outcome::Unknown("timed out".into()));
+    // The site has nothing and asks whether that is all.
+    let list = SyncedResourceList { checksum: None }.encode();
+    rig.event_with(
+        Type::RequestSyncedResourceList,
+        core::str::from_utf8(&list).unwrap(),
+        "7c1a9a0e-0000-4000-8000-000000000001",
+        "",
+    );
+    rig.requests();
+    assert!(rig.types().contains(&"response-synced-resource".to_string()));
+}
+
+#[test]
+fn a_refresh_that_the_site_refused_is_asked_for_again_with_the_object() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let asked = hub_app_with("h-1", 6, "a", r#","annotations":{"argocd.argoproj.io/refresh":"hard"}"#, "");
+    rig.see(&asked);
+    rig.acknowledge();
+    // The copy has lost its mark: the site cannot tell it from its own.
+    site_error(&mut rig, "not from the hub");
+    let patch = rig.request();
+    assert!(body(&patch).contains("AgentError") && !body(&patch).contains("refresh"), "{}", body(&patch));
+    rig.done(&patch, &asked.replace(r#""6""#, r#""7""#));
+    let key = Key::new(Kind::Application, "agent-1", "app");
+    rig.core.update_requested(rig.now, &key, "", None);
+    let read = rig.request();
+    rig.done(&read, &asked.replace(r#""6""#, r#""7""#));
+    let create = rig.frames().into_iter().find(|frame| frame.r#type == "create").unwrap();
+    assert!(create.data.contains("refresh"), "{}", create.data);
+}
+
+#[test]
+fn a_status_of_what_the_hub_does_not_have_is_answered_by_its_end() {
+    let mut rig = settled(&[]);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    assert_eq!(rig.types(), words(&["processed"]));
+    // The absence is confirmed by a read first.
+    let read = rig.request();
+    rig.fail(&read, 404, "NotFound");
+    let frames = rig.frames();
+    assert_eq!((frames[0].r#type.as_str(), frames[0].event_id.as_str()), ("delete", "app_h-1_"));
+}
+
+#[test]
+fn a_refresh_set_again_while_the_removal_of_the_first_is_in_doubt_is_told() {
+    let refresh = |version| {
+        hub_app_with("h-1", version, "a", r#","annotations":{"argocd.argoproj.io/refresh":"normal"}"#, "")
+    };
+    for watch_shows_the_removal in [true, false] {
+        let mut rig = settled(&[&hub_app("h-1", 5, "a")]);
+        rig.see(&refresh(6));
+        rig.acknowledge();
+        rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+        let patch = rig.request();
+        assert!(body(&patch).contains("refresh"));
+        if watch_shows_the_removal {
+            rig.see(&hub_app_with("h-1", 7, "a", "", r#","status":{"health":{}}"#));
+        }
+        rig.core.complete(rig.now, patch.ticket, Outcome::Unknown("timed out".into()));
+        rig.advance(Duration::from_secs(5));
+        let read = rig.request();
+        rig.done(&read, &refresh(8));
+        rig.answer(&refresh(8));
+        let frames = rig.frames();
+        assert!(frames.iter().any(|frame| frame.data.contains("refresh")), "{frames:?}");
+    }
+}
+
+#[test]
+fn what_the_site_refused_is_told_again_when_it_asks_although_the_checksum_agrees() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    site_error(&mut rig, "no such label");
+    let patch = rig.request();
+    rig.done(&patch, &hub_app("h-1", 6, "a"));
+    rig.frames();
+    let checksum = spec_checksum(Kind::Application, app.as_bytes()).unwrap();
+    let key = Key::new(Kind::Application, "agent-1", "app");
+    // Told once more, and no oftener.
+    for expected in [&["create"][..], &[]] {
+        rig.core.update_requested(rig.now, &key, "h-1", Some(&checksum));
+        let read = rig.request();
+        rig.done(&read, &hub_app("h-1", 6, "a"));
+        rig.answer(&hub_app("h-1", 6, "a"));
+        let frames = rig.frames();
+        let types: Vec<_> = frames.iter().map(|frame| frame.r#type.as_str()).collect();
+        assert_eq!(types, expected);
+        for frame in frames {
+            rig.ack(&frame);
+        }
+    }
+}
+
+#[test]
+fn a_status_that_waits_ends_with_its_object() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    rig.fail(&patch, 422, "Invalid");
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.acknowledge();
+    rig.advance(Duration::from_secs(1200));
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+    assert!(rig.core.is_settled());
+}
+
+#[test]
+fn an_object_that_came_back_while_a_write_to_the_former_was_answered_is_read() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    rig.see_gone(&hub_app("h-1", 7, "a"));
+    rig.see(&hub_app("h-2", 8, "a"));
+    rig.done(&patch, &hub_app_with("h-1", 6, "a", "", r#","status":{"health":{}}"#));
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.done(&read, &hub_app("h-2", 8, "a"));
+    rig.acknowledge();
+    rig.answer(&hub_app("h-2", 8, "a"));
+    let created = rig.frames();
+    assert_eq!(created[0].resource_id, "app_h-2", "{created:?}");
+}
+
+#[test]
+fn a_question_for_the_whole_is_not_settled_by_a_narrower_one() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = settled(&[&app]);
+    let key = Key::new(Kind::Application, "agent-1", "app");
+    let checksum = spec_checksum(Kind::Application, app.as_bytes()).unwrap();
+    rig.core.update_requested(rig.now, &key, "h-1", None);
+    rig.core.update_requested(rig.now, &key, "h-1", Some(&checksum));
+    let read = rig.request();
+    rig.done(&read, &app);
+    assert_eq!(rig.types(), words(&["create"]));
 }

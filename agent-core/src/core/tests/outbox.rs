@@ -34,17 +34,13 @@ fn an_unacknowledged_event_is_repeated_with_the_same_id_and_later_each_time() {
     let app = hub_app("h-1", 5, "a");
     let mut rig = Rig::hub(&[]);
     rig.connect();
-    for frame in rig.frames() {
-        rig.ack(&frame);
-    }
+    rig.acknowledge();
     rig.see(&app);
     let first = rig.frames().remove(0);
     let mut times = vec![rig.now];
     for _ in 0..600 {
         rig.advance(Duration::from_secs(1));
-        for request in rig.requests() {
-            rig.done(&request, &app);
-        }
+        rig.answer(&app);
         for frame in rig.frames() {
             assert_eq!(frame.event_id, first.event_id);
             times.push(rig.now);
@@ -63,9 +59,7 @@ fn an_unacknowledged_event_is_repeated_with_the_same_id_and_later_each_time() {
 fn only_the_latest_event_clears_the_entry() {
     let mut rig = Rig::hub(&[]);
     rig.connect();
-    for frame in rig.frames() {
-        rig.ack(&frame);
-    }
+    rig.acknowledge();
     rig.see(&hub_app("h-1", 5, "a"));
     let old = rig.frames().remove(0);
     rig.see(&hub_app("h-1", 6, "b"));
@@ -93,9 +87,7 @@ fn acknowledgements_and_operations_overtake_specs() {
                 apps.iter().find(|app| app.contains(&format!(r#""name":"{}""#, request.key.name))).unwrap();
             rig.done(&request, object);
         }
-        for frame in rig.frames() {
-            rig.ack(&frame);
-        }
+        rig.acknowledge();
     }
     assert!(rig.core.is_settled());
     rig.core.disconnected(rig.now);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::core::{AdoptionPolicy, MismatchPolicy, ResyncDeleteLimit};
+use crate::event::SyncedResource;
 use crate::transform::OnRecreate;
 
 /// A connected site whose start-up frames are sent and acknowledged.
@@ -17,9 +18,7 @@ fn settled_with(config: Config, objects: &[&str]) -> Rig {
             assert_eq!(verb(&request), "GET");
             rig.done(&request, objects.iter().find(|object| object.contains(&*request.key.name)).unwrap());
         }
-        for frame in rig.frames() {
-            rig.ack(&frame);
-        }
+        rig.acknowledge();
     }
     assert!(rig.core.is_settled());
     rig.notes();
@@ -384,6 +383,60 @@ fn operation_is_set_once_and_a_lost_acknowledgement_is_no_second_one() {
     assert!(rig.types().contains(&"processed".to_string()));
 }
 
+/// Towards a Go hub, which says nothing that the site would have to answer; every frame owed after the start is settled.
+fn settled_with_go(objects: &[&str]) -> Rig {
+    let mut rig = Rig::site(objects);
+    rig.connect_go();
+    for _ in 0..4 {
+        rig.acknowledge();
+        for request in rig.requests() {
+            rig.done(&request, objects[0]);
+        }
+    }
+    rig
+}
+
+#[test]
+fn a_go_hub_that_echoes_a_status_is_not_told_it_again() {
+    let status = r#","status":{"health":{"status":"Healthy"}}"#;
+    let echo = |uid: &str, status: &str| hub_app_with(uid, 8, "a", "", status);
+    // (event, status on the hub, told again)
+    let table = [
+        (Type::SpecUpdate, status, false),
+        (Type::SpecUpdate, r#","status":{"health":{},"sync":{"status":""}}"#, true),
+        (Type::SpecUpdate, "", true),
+        (Type::Create, status, true),
+    ];
+    for (r#type, on_hub, told) in table {
+        let local = site_app_with("l-1", 5, "h-1", "a", "", status);
+        let mut rig = settled_with_go(&[&local]);
+        rig.event(r#type, &echo("h-1", on_hub));
+        let mut types = rig.types();
+        for request in rig.requests() {
+            rig.done(&request, &local);
+            types.extend(rig.types());
+        }
+        for request in rig.requests() {
+            rig.done(&request, &local);
+            types.extend(rig.types());
+        }
+        assert!(types.contains(&"processed".to_string()));
+        assert_eq!(types.contains(&"status-update".to_string()), told, "{type:?} {on_hub}");
+    }
+}
+
+#[test]
+fn a_go_hub_hears_nothing_of_a_new_copy_that_no_controller_has_touched() {
+    let mut rig = settled_with_go(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let create = rig.request();
+    rig.done(&create, &site_app("l-1", 9, "h-1", "a"));
+    assert_eq!(rig.types(), words(&["processed"]));
+    assert_eq!(rig.requests(), vec![]);
+    rig.see(&site_app_with("l-1", 10, "h-1", "a", "", r#","status":{"health":{"status":"Healthy"}}"#));
+    assert_eq!(rig.types(), words(&["status-update"]));
+}
+
 #[test]
 fn operation_table() {
     // (local source, local status, expected verb)
@@ -515,9 +568,7 @@ fn start_verifies_everything_once_per_process() {
     let mut types = Vec::new();
     for round in 0..2 {
         for _ in 0..6 {
-            for request in rig.requests() {
-                rig.done(&request, &local);
-            }
+            rig.answer(&local);
             for frame in rig.frames() {
                 types.push((round, frame.r#type.clone()));
                 rig.ack(&frame);
@@ -637,12 +688,8 @@ fn the_hub_hears_the_status_again_after_its_operation_was_settled() {
     rig.done(&patch, &site_app_with("l-1", 6, "h-1", "a", "", r#","operation":{"sync":{}}"#));
     rig.see(&site_app("l-1", 7, "h-1", "a"));
     for _ in 0..4 {
-        for request in rig.requests() {
-            rig.done(&request, &site_app("l-1", 7, "h-1", "a"));
-        }
-        for frame in rig.frames() {
-            rig.ack(&frame);
-        }
+        rig.answer(&site_app("l-1", 7, "h-1", "a"));
+        rig.acknowledge();
     }
     // The acknowledgement was lost: the hub repeats it, and kept its operation until now.
     rig.event(Type::SetOperation, &asked);
@@ -666,13 +713,187 @@ fn a_blind_comparison_is_not_settled_by_an_ordinary_one() {
     rig.ack(&ordinary);
     let mut blind = false;
     for _ in 0..4 {
-        for request in rig.requests() {
-            rig.done(&request, &site_app("l-2", 7, "h-1", "a"));
-        }
+        rig.answer(&site_app("l-2", 7, "h-1", "a"));
         for frame in rig.frames() {
             blind |= frame.data.contains(r#""checksum":null"#) && frame.data.contains("h-1");
             rig.ack(&frame);
         }
     }
     assert!(blind);
+}
+
+#[test]
+fn what_comes_back_from_less_than_the_whole_bears_no_principal_until_the_hub_has_completed_it() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = Rig::site(&[&local]);
+    // A write of ours meets nothing: there is no last state but the spec.
+    rig.see(&site_app("l-1", 6, "h-1", "b"));
+    let revert = rig.request();
+    rig.fail(&revert, 404, "NotFound");
+    let read = rig.request();
+    rig.fail(&read, 404, "NotFound");
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+    assert!(body(&create).contains("source-uid") && !body(&create).contains("principal-uid"));
+    // The watch, however, brings the whole.
+    let mut rig = Rig::site(&[&local]);
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    assert!(body(&rig.request()).contains("principal-uid"));
+}
+
+#[test]
+fn a_copy_without_a_principal_is_asked_for_whole_after_a_start() {
+    let local =
+        site_app_with("l-1", 5, "", "a", r#","annotations":{"argocd.argoproj.io/source-uid":"h-1"}"#, "");
+    let mut rig = Rig::site(&[&local]);
+    rig.connect();
+    rig.answer(&local);
+    let asked = rig.frames().into_iter().find(|frame| frame.r#type == "request-update").unwrap();
+    assert!(asked.data.contains(r#""checksum":null"#), "{}", asked.data);
+    rig.event(Type::SpecUpdate, &hub_app_with("h-1", 7, "a", r#","labels":{"x":"y"}"#, ""));
+    let patch = loop {
+        let request = rig.request();
+        if verb(&request) != "GET" {
+            break request;
+        }
+        rig.done(&request, &local);
+    };
+    assert!(body(&patch).contains("principal-uid") && body(&patch).contains(r#""x":"y""#));
+}
+
+#[test]
+fn a_copy_whose_mark_was_removed_is_compared_all_the_same() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let mut rig = settled(&[&local]);
+    // The mark goes, and it cannot be put back yet.
+    rig.see(&site_app("l-1", 6, "", "a"));
+    let revert = rig.request();
+    rig.fail(&revert, 422, "Invalid");
+    rig.event_with(Type::RequestResourceResync, "", "7c1a9a0e-0000-4000-8000-000000000002", "");
+    rig.advance(Duration::from_secs(1200));
+    for _ in 0..4 {
+        for request in rig.requests() {
+            match verb(&request) {
+                "GET" => rig.done(&request, &site_app("l-1", 6, "", "a")),
+                _ => rig.fail(&request, 422, "Invalid"),
+            }
+        }
+        rig.advance(Duration::from_secs(1200));
+    }
+    let asked = rig.frames().into_iter().find(|frame| frame.r#type == "request-update").unwrap();
+    assert!(asked.data.contains("h-1"), "{}", asked.data);
+}
+
+#[test]
+fn a_go_principal_is_not_told_its_own_operation() {
+    for is_go in [true, false] {
+        let local = site_app("l-1", 5, "h-1", "a");
+        let mut rig = Rig::site(&[&local]);
+        if is_go {
+            rig.connect_go()
+        } else {
+            rig.connect()
+        }
+        let operation = r#","operation":{"sync":{}}"#;
+        rig.event(Type::SetOperation, &hub_app_with("h-1", 7, "a", "", operation));
+        let asked = site_app_with("l-1", 6, "h-1", "a", "", operation);
+        let mut told = None;
+        for _ in 0..6 {
+            for request in rig.requests() {
+                let stands = if told.is_none() && verb(&request) == "GET" { &local } else { &asked };
+                let stands = if verb(&request) == "PATCH" { &asked } else { stands };
+                rig.done(&request, stands);
+            }
+            for frame in rig.frames() {
+                if frame.r#type == "status-update" && frame.event_id.contains("_6_") {
+                    told = Some(frame.data.contains("operation"));
+                }
+                rig.ack(&frame);
+            }
+            rig.see(&asked);
+        }
+        assert_eq!(told, Some(!is_go));
+        // One that somebody here asked for is told to everybody.
+        let own = site_app_with("l-1", 8, "h-1", "a", "", r#","operation":{"sync":{"revision":"x"}}"#);
+        rig.see(&own);
+        rig.answer(&own);
+        assert!(rig.frames().iter().any(|frame| frame.data.contains(r#""revision":"x""#)));
+    }
+}
+
+#[test]
+fn an_answer_that_a_relist_has_overtaken_is_confirmed_by_a_read() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    for is_write in [true, false] {
+        let mut rig = settled(&[&local]);
+        if is_write {
+            rig.see(&site_app("l-1", 6, "h-1", "b"));
+        } else {
+            rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "a"));
+        }
+        let slow = rig.request();
+        assert_eq!(verb(&slow), if is_write { "PATCH" } else { "GET" });
+        // Deleted here meanwhile; the watch was down.
+        rig.list(&[]);
+        rig.done(&slow, &site_app("l-1", 7, "h-1", "a"));
+        let read = rig.request();
+        assert_eq!(verb(&read), "GET");
+        rig.fail(&read, 404, "NotFound");
+        assert_eq!(verb(&rig.request()), "POST");
+    }
+}
+
+#[test]
+fn unmanaged_applications_take_no_part_in_a_resync_where_the_flag_says_so() {
+    let own = site_app("l-1", 5, "", "a");
+    let body = SyncedResource {
+        name: "app".into(),
+        namespace: "agent-1".into(),
+        uid: "h-1".into(),
+        kind: "Application".into(),
+    }
+    .encode();
+    let body = core::str::from_utf8(&body).unwrap();
+    for ignored in [false, true] {
+        let config = Config { ignore_unmanaged: ignored, ..Config::agent("argocd") };
+        let mut rig = Rig::site_with(config, &[&own]);
+        rig.connect();
+        let list =
+            rig.frames().into_iter().find(|sent| sent.r#type == "request-synced-resource-list").unwrap();
+        assert_eq!(list.data.contains("null"), ignored, "{}", list.data);
+        rig.event_with(Type::ResponseSyncedResource, body, "7c1a9a0e-0000-4000-8000-000000000003", "");
+        rig.answer(&own);
+        assert_eq!(rig.types().contains(&"request-update".to_string()), !ignored);
+    }
+}
+
+#[test]
+fn a_server_that_was_restored_from_a_backup_counts_anew() {
+    let mut rig = settled(&[&site_app("l-1", 10_000, "h-1", "a")]);
+    let restored = site_app("l-1", 500, "h-1", "old");
+    rig.list(&[&restored]);
+    let revert = rig.request();
+    assert_eq!(verb(&revert), "PATCH");
+    assert!(body(&revert).contains(r#""value":"500""#), "{}", body(&revert));
+    rig.done(&revert, &site_app("l-1", 501, "h-1", "a"));
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "b"));
+    let read = rig.request();
+    rig.done(&read, &site_app("l-1", 501, "h-1", "a"));
+    assert_eq!(verb(&rig.request()), "PATCH");
+}
+
+#[test]
+fn older_answers_are_no_reason_for_a_hot_loop() {
+    let mut rig = settled(&[&site_app("l-1", 10_000, "h-1", "a")]);
+    rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "b"));
+    let mut reads = 0;
+    while let Some(request) = rig.requests().first() {
+        assert_eq!(verb(request), "GET");
+        rig.done(request, &site_app("l-1", 500, "h-1", "a"));
+        reads += 1;
+        assert!(reads < 20);
+    }
+    assert!(rig.notes().iter().any(|note| matches!(note, Note::Trouble { .. })));
+    rig.advance(Duration::from_secs(300));
+    assert_eq!(verb(&rig.request()), "GET");
 }
