@@ -14,40 +14,74 @@ use core::time::Duration;
 pub enum Kind {
     /// `argoproj.io/v1alpha1` Application.
     Application,
+    /// `argoproj.io/v1alpha1` AppProject.
+    AppProject,
+    /// A Secret with a repository, or with credentials of repositories.
+    Repository,
+    /// The ConfigMap with GPG keys.
+    GpgKey,
+}
+
+/// What is fixed about a kind.
+struct Definition {
+    word: &'static str,
+    api_path: &'static str,
+    api_version: &'static str,
+    object_kind: &'static str,
+    plural: &'static str,
+    member: &'static str,
 }
 
 impl Kind {
+    /// Every kind, in the order of the definitions.
+    pub const ALL: [Self; 4] = [Self::Application, Self::AppProject, Self::Repository, Self::GpgKey];
+
+    #[rustfmt::skip]
+    const fn definition(self) -> Definition {
+        const ARGO: [&str; 2] = ["/apis/argoproj.io/v1alpha1", "argoproj.io/v1alpha1"];
+        const CORE: [&str; 2] = ["/api/v1", "v1"];
+        let (word, [api_path, api_version], object_kind, plural, member) = match self {
+            Self::Application => ("Application", ARGO, "Application", "applications", "spec"),
+            Self::AppProject => ("AppProject", ARGO, "AppProject", "appprojects", "spec"),
+            Self::Repository => ("Repository", CORE, "Secret", "secrets", "data"),
+            Self::GpgKey => ("GPGKey", CORE, "ConfigMap", "configmaps", "data"),
+        };
+        Definition { word, api_path, api_version, object_kind, plural, member }
+    }
+
     /// The word used in resync bodies and list checksums (docs/protocol.md, "Resync").
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Application => "Application",
-        }
+        self.definition().word
     }
 
     /// Inverse of [`Kind::as_str`].
     pub fn parse(word: &str) -> Option<Self> {
-        (word == "Application").then_some(Self::Application)
+        Self::ALL.into_iter().find(|kind| kind.as_str() == word)
     }
 
     /// `/apis/<group>/<version>` or `/api/v1`.
     pub const fn api_path(self) -> &'static str {
-        match self {
-            Self::Application => "/apis/argoproj.io/v1alpha1",
-        }
+        self.definition().api_path
     }
 
     /// `apiVersion` of the kind's objects.
     pub const fn api_version(self) -> &'static str {
-        match self {
-            Self::Application => "argoproj.io/v1alpha1",
-        }
+        self.definition().api_version
+    }
+
+    /// `kind` of the kind's objects: a repository is a Secret.
+    pub const fn object_kind(self) -> &'static str {
+        self.definition().object_kind
     }
 
     /// Plural resource name in URLs.
     pub const fn plural(self) -> &'static str {
-        match self {
-            Self::Application => "applications",
-        }
+        self.definition().plural
+    }
+
+    /// The member that is compared, and reverted where it drifts: `spec` or `data`.
+    pub const fn member(self) -> &'static str {
+        self.definition().member
     }
 }
 
@@ -212,5 +246,15 @@ mod tests {
     fn paths() {
         let key = Key::new(Kind::Application, "argocd", "guestbook");
         assert_eq!(key.path(), "/apis/argoproj.io/v1alpha1/namespaces/argocd/applications/guestbook");
+    }
+
+    #[test]
+    fn kinds_are_found_by_their_word() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::parse(kind.as_str()), Some(kind));
+        }
+        assert_eq!(Kind::parse("Secret"), None);
+        let key = Key::new(Kind::Repository, "argocd", "repo");
+        assert_eq!(key.path(), "/api/v1/namespaces/argocd/secrets/repo");
     }
 }

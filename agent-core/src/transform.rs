@@ -9,6 +9,8 @@ use alloc::vec::Vec;
 
 use crate::json::{self, ObjectWriter, push_string};
 use crate::object::{self, ObjectView};
+use crate::peer::Mapping;
+use crate::project;
 
 /// The identities stamped on a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,17 +51,8 @@ pub fn site_spec(spec: &[u8]) -> Result<Vec<u8>, Malformed> {
 }
 
 fn site_destination(out: &mut Vec<u8>, destination: &[u8]) -> Result<(), Malformed> {
-    let destination = if destination == b"null" { b"{}" } else { destination };
-    let members = json::members(destination).map_err(|_| Malformed)?;
-    let mut object = ObjectWriter::new(out);
-    object.string("name", IN_CLUSTER);
-    for (name, value) in &members {
-        if name != "name" && name != "server" {
-            object.raw(name, value);
-        }
-    }
-    object.end();
-    Ok(())
+    let destination = json::present(destination).unwrap_or(b"{}");
+    with_texts(out, destination, &[("name", IN_CLUSTER)], &["server"])
 }
 
 /// Body of the POST that brings `incoming` to its site.
@@ -100,7 +93,8 @@ pub enum OnRecreate {
 
 /// Body of the POST that brings back a managed object which somebody deleted on the site.
 ///
-/// `last` is its last state, `spec` the last word of the hub about its spec (`None`: as it was). The identities are put back as well.
+/// `last` is its last state, `spec` the last word of the hub about its spec (`None`: as it was). The identities are put back as well;
+/// where the stamp names no principal, the copy bears none.
 pub fn recreate_body(
     last: &[u8],
     api_version: &str,
@@ -113,7 +107,9 @@ pub fn recreate_body(
     let mut annotations = string_map(view.annotations)?;
     for (name, uid) in [(object::SOURCE_UID, stamp.source_uid), (object::PRINCIPAL_UID, stamp.principal_uid)]
     {
-        if !uid.is_empty() {
+        if uid.is_empty() {
+            annotations.remove(name);
+        } else {
             annotations.insert(name.into(), uid.into());
         }
     }
@@ -148,21 +144,7 @@ fn copy_body(
     let mut object = ObjectWriter::new(&mut out);
     object.string("apiVersion", api_version);
     object.string("kind", kind);
-    {
-        let mut metadata = ObjectWriter::new(object.key("metadata"));
-        metadata.string("name", &view.name);
-        metadata.string("namespace", namespace);
-        if let Some(labels) = view.labels {
-            metadata.raw("labels", labels);
-        }
-        if !annotations.is_empty() {
-            push_string_map(metadata.key("annotations"), annotations);
-        }
-        if let Some(finalizers) = view.finalizers {
-            metadata.raw("finalizers", finalizers);
-        }
-        metadata.end();
-    }
+    push_copy_metadata(object.key("metadata"), view, namespace, annotations);
     object.raw("spec", spec);
     for (name, value) in json::members(bytes).map_err(|_| Malformed)? {
         match &*name {
@@ -182,6 +164,28 @@ fn copy_body(
     }
     object.end();
     Ok(out)
+}
+
+/// `metadata` of a copy: what describes the object itself, nothing that its own API server wrote.
+pub(crate) fn push_copy_metadata(
+    out: &mut Vec<u8>,
+    view: &ObjectView<'_>,
+    namespace: &str,
+    annotations: &StringMap<'_>,
+) {
+    let mut metadata = ObjectWriter::new(out);
+    metadata.string("name", &view.name);
+    metadata.string("namespace", namespace);
+    if let Some(labels) = view.labels {
+        metadata.raw("labels", labels);
+    }
+    if !annotations.is_empty() {
+        push_string_map(metadata.key("annotations"), annotations);
+    }
+    if let Some(finalizers) = view.finalizers {
+        metadata.raw("finalizers", finalizers);
+    }
+    metadata.end();
 }
 
 /// The JSON Patch that makes `existing` what the hub says, or `None` if nothing differs.
@@ -368,10 +372,10 @@ pub fn tombstone(namespace: &str, name: &str, uid: &str, source_uid: Option<&str
     out
 }
 
-type StringMap<'a> = BTreeMap<Cow<'a, str>, Cow<'a, str>>;
+pub(crate) type StringMap<'a> = BTreeMap<Cow<'a, str>, Cow<'a, str>>;
 
 /// A map of strings such as labels; absent is empty. A value that is no string is malformed: the API server knows none.
-fn string_map(raw: Option<&[u8]>) -> Result<StringMap<'_>, Malformed> {
+pub(crate) fn string_map(raw: Option<&[u8]>) -> Result<StringMap<'_>, Malformed> {
     let Some(raw) = raw else { return Ok(BTreeMap::new()) };
     let mut map = BTreeMap::new();
     for (name, value) in json::members(raw).map_err(|_| Malformed)? {
@@ -422,7 +426,7 @@ impl Patch {
         self.out.push(b'}');
     }
 
-    fn string_map(&mut self, path: &str, current: &StringMap<'_>, desired: &StringMap<'_>) {
+    pub(crate) fn string_map(&mut self, path: &str, current: &StringMap<'_>, desired: &StringMap<'_>) {
         if current == desired {
             return;
         }
@@ -435,7 +439,7 @@ impl Patch {
         }
     }
 
-    fn finish(self) -> Option<Vec<u8>> {
+    pub(crate) fn finish(self) -> Option<Vec<u8>> {
         (self.operations > 0).then(|| self.finish_always())
     }
 
@@ -445,9 +449,191 @@ impl Patch {
     }
 }
 
-/// Name of the destination that a managed Application has on its site.
-const IN_CLUSTER: &str = "in-cluster";
+/// Where a managed Application lives on its site, and whether that is another namespace than the hub says.
+///
+/// With destination mapping namespaces are the same on both sides, except the hub's own: its Applications go to the site's own
+/// namespace, and bear a mark ([`object::NAMESPACE_REMAPPED`]) so that the hub finds them again. `principal_namespace` is empty
+/// while it is not known; then nothing is remapped.
+pub fn site_namespace<'a>(
+    mapping: Mapping,
+    said: &'a str,
+    principal_namespace: &str,
+    own: &'a str,
+) -> (&'a str, bool) {
+    match mapping {
+        Mapping::Namespace => (own, false),
+        Mapping::Destination if !said.is_empty() && said == principal_namespace && said != own => (own, true),
+        Mapping::Destination => (said, false),
+    }
+}
+
+/// What the hub said, with the mark that [`site_namespace`] asks for.
+pub fn remapped(application: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let path = &["metadata", "annotations", object::NAMESPACE_REMAPPED];
+    json::edit(application, &[json::Edit { path, value: Some(br#""true""#) }]).map_err(|_| Malformed)
+}
+
+/// Where the hub has the Application that a managed site with destination mapping calls `said`: inverse of [`site_namespace`].
+pub fn hub_namespace<'a>(
+    said: &'a str,
+    remapped: bool,
+    agent_namespace: &str,
+    principal_namespace: &'a str,
+) -> &'a str {
+    if remapped && said == agent_namespace { principal_namespace } else { said }
+}
+
+/// An autonomous agent's Application as it stands on the hub.
+///
+/// It lives in the agent's namespace, in the agent's copy of its project, on the cluster mapped to the agent; so do the Applications
+/// that it made. Owners of the site mean nothing on the hub.
+pub fn on_hub(application: &[u8], agent: &str, cluster: &str) -> Result<Vec<u8>, Malformed> {
+    let mut out = Vec::with_capacity(application.len() + 64);
+    let mut object = ObjectWriter::new(&mut out);
+    for (key, value) in json::members(application).map_err(|_| Malformed)? {
+        match &*key {
+            "metadata" => {
+                with_texts(object.key("metadata"), value, &[("namespace", agent)], &["ownerReferences"])?;
+            }
+            "spec" => {
+                let mut spec = ObjectWriter::new(object.key("spec"));
+                let mut destination = &b"{}"[..];
+                let mut project = Cow::Borrowed("");
+                for (key, value) in json::members(value).map_err(|_| Malformed)? {
+                    match &*key {
+                        "project" => project = json::string(value).ok_or(Malformed)?,
+                        "destination" => destination = json::present(value).unwrap_or(b"{}"),
+                        key => spec.raw(key, value),
+                    }
+                }
+                spec.string("project", &project::hub_name(agent, &project).ok_or(Malformed)?);
+                with_texts(spec.key("destination"), destination, &[("name", cluster)], &["server"])?;
+                spec.end();
+            }
+            "status" if json::is_object(value) => {
+                match json::member(value, "resources").map_err(|_| Malformed)? {
+                    Some(resources) => {
+                        let resources = hub_resources(resources, agent)?;
+                        object.raw(
+                            "status",
+                            &json::set_member(value, "resources", &resources).map_err(|_| Malformed)?,
+                        );
+                    }
+                    None => object.raw("status", value),
+                }
+            }
+            key => object.raw(key, value),
+        }
+    }
+    object.end();
+    Ok(out)
+}
+
+/// `status.resources` with the Applications among them in the agent's namespace.
+fn hub_resources(resources: &[u8], agent: &str) -> Result<Vec<u8>, Malformed> {
+    let mut namespace = Vec::new();
+    push_string(&mut namespace, agent);
+    edit_list(resources, |item, out| {
+        let is = |key: &str, word: &str| {
+            let value = json::member(item, key).map_err(|_| Malformed)?;
+            Ok(value.and_then(json::string).as_deref() == Some(word))
+        };
+        if is("group", "argoproj.io")? && is("kind", "Application")? {
+            out.extend(json::set_member(item, "namespace", &namespace).map_err(|_| Malformed)?);
+        } else {
+            out.extend_from_slice(item);
+        }
+        Ok(())
+    })
+}
+
+/// A list with each item written anew, or left out where `edit` writes nothing; `null` is empty.
+pub(crate) fn edit_list(
+    list: &[u8],
+    mut edit: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), Malformed>,
+) -> Result<Vec<u8>, Malformed> {
+    let mut out = Vec::with_capacity(list.len());
+    out.push(b'[');
+    for item in json::present(list).map_or(Ok(Vec::new()), json::items).map_err(|_| Malformed)? {
+        let before = out.len();
+        if before > 1 {
+            out.push(b',');
+        }
+        let start = out.len();
+        edit(item, &mut out)?;
+        if out.len() == start {
+            out.truncate(before);
+        }
+    }
+    out.push(b']');
+    Ok(out)
+}
+
+/// `object` with text members replaced or added, and some members left out.
+pub(crate) fn with_texts(
+    out: &mut Vec<u8>,
+    object: &[u8],
+    texts: &[(&str, &str)],
+    without: &[&str],
+) -> Result<(), Malformed> {
+    let mut writer = ObjectWriter::new(out);
+    for (key, text) in texts {
+        writer.string(key, text);
+    }
+    for (key, value) in json::members(object).map_err(|_| Malformed)? {
+        if !texts.iter().any(|(text, _)| key == *text) && !without.contains(&&*key) {
+            writer.raw(&key, value);
+        }
+    }
+    writer.end();
+    Ok(())
+}
+
+/// How Argo CD on a site names the cluster it runs in.
+pub(crate) const IN_CLUSTER: &str = "in-cluster";
 /// `status.operationState.phase` of an operation that a user wants ended.
 pub const TERMINATING: &str = "Terminating";
 /// Annotation that releases a delete which the resync limit held; its value is the object's source UID.
 pub const CONFIRM_DELETE: &str = "argocd-agent.argoproj-labs.io/confirm-delete";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces() {
+        use Mapping::{Destination, Namespace};
+        for (mapping, said, principal, expected) in [
+            (Namespace, "agent-1", "argocd", ("own", false)),
+            (Destination, "team-a", "hub", ("team-a", false)),
+            (Destination, "hub", "hub", ("own", true)),
+            (Destination, "own", "own", ("own", false)),
+            (Destination, "hub", "", ("hub", false)),
+        ] {
+            assert_eq!(site_namespace(mapping, said, principal, "own"), expected, "{said}");
+        }
+        assert_eq!(hub_namespace("own", true, "own", "hub"), "hub");
+        assert_eq!(hub_namespace("own", false, "own", "hub"), "own");
+        assert_eq!(hub_namespace("team-a", true, "own", "hub"), "team-a");
+        let marked = remapped(br#"{"metadata":{"name":"a"}}"#).unwrap();
+        let view = ObjectView::parse(&marked).unwrap();
+        assert_eq!(view.annotation(object::NAMESPACE_REMAPPED).as_deref(), Some("true"));
+    }
+
+    #[test]
+    fn an_autonomous_application_on_the_hub() {
+        let application = br#"{"metadata":{"name":"x","namespace":"argocd","uid":"u","ownerReferences":[{}]},
+            "spec":{"destination":{"server":"https://kubernetes.default.svc","namespace":"n"},"project":"p"},
+            "status":{"health":{},"resources":[{"group":"argoproj.io","kind":"Application","namespace":"argocd"},
+                {"group":"argoproj.io","kind":"AppProject","namespace":"argocd"},{"kind":"Application","namespace":"argocd"}]}}"#;
+        let expected = br#"{"metadata":{"name":"x","namespace":"a","uid":"u"},
+            "spec":{"destination":{"name":"c","namespace":"n"},"project":"a-p"},
+            "status":{"health":{},"resources":[{"group":"argoproj.io","kind":"Application","namespace":"a"},
+                {"group":"argoproj.io","kind":"AppProject","namespace":"argocd"},{"kind":"Application","namespace":"argocd"}]}}"#;
+        let ours = on_hub(application, "a", "c").unwrap();
+        assert!(json::same(&ours, expected), "{}", String::from_utf8_lossy(&ours));
+        let long = alloc::format!(r#"{{"spec":{{"project":"{}"}}}}"#, "p".repeat(252));
+        assert_eq!(on_hub(long.as_bytes(), "a", "c"), Err(Malformed));
+        assert!(on_hub(br#"{"spec":{},"status":null}"#, "a", "c").is_ok());
+    }
+}

@@ -1,6 +1,7 @@
 //! `events`: CloudEvents on the wire.
 
 use agent_core::cloudevent::{EventView, EventWriter};
+use agent_core::cluster_info::Counts;
 use agent_core::event::{
     self, ErrorBody, EventType, RESOURCE_RESYNC_BODY, RequestUpdate, SyncedResource, SyncedResourceList,
     Target, Type,
@@ -23,9 +24,8 @@ pub(super) fn plan(sub: &str) -> Option<Plan> {
         "application" | "appproject" | "repository" | "gpgkey" | "applicationset" => {
             Some(Plan::Run(object, KEYS))
         }
-        "error" | "heartbeat" | "resync" => Some(Plan::Run(control, KEYS)),
+        "error" | "heartbeat" | "resync" | "cluster-cache-info" => Some(Plan::Run(control, KEYS)),
         "decode" => Some(Plan::Run(received, KEYS)),
-        "cluster-cache-info" => Some(Plan::Later("cluster cache counts")),
         "resource-request" | "resource-response" => Some(Plan::Later("live resources")),
         "redis-request" | "redis-response" => Some(Plan::Later("Redis proxy")),
         "container-log" => Some(Plan::Later("container logs")),
@@ -79,7 +79,11 @@ fn object(case: &Value) -> Result<Verdict, String> {
 fn control(case: &Value) -> Result<Verdict, String> {
     let inputs = &case["inputs"];
     known(inputs, &["source", "type", "data", "name", "namespace", "uid", "kind", "checksum_hex"])?;
-    let r#type = if case["sub"] == "error" { Type::Error.as_str() } else { text(inputs, "type") };
+    let r#type = match text(case, "sub") {
+        "error" => Type::Error.as_str(),
+        "cluster-cache-info" => Type::ClusterCacheInfoUpdate.as_str(),
+        _ => text(inputs, "type"),
+    };
     let checksum = inputs["checksum_hex"].as_str().map(hex).transpose()?;
     let resource = SyncedResource {
         name: text(inputs, "name").into(),
@@ -95,6 +99,11 @@ fn control(case: &Value) -> Result<Verdict, String> {
             message: text(&inputs["data"], "message").into(),
         }
         .encode(),
+        EventType::Known(Type::ClusterCacheInfoUpdate) => {
+            let counts =
+                Counts::decode(text(inputs, "data").as_bytes()).map_err(|error| error.to_string())?;
+            counts.encode()
+        }
         EventType::Known(Type::RequestSyncedResourceList) => SyncedResourceList { checksum }.encode(),
         EventType::Known(Type::ResponseSyncedResource) => resource.encode(),
         EventType::Known(Type::RequestUpdate) => RequestUpdate { resource, checksum }.encode(),

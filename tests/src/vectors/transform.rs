@@ -18,11 +18,11 @@ use agent_core::time::{Instant, Wall};
 use serde_json::{Value, json};
 
 use super::events::{parse, without_empty};
-use super::{Plan, Verdict, equal, text};
+use super::{Plan, Verdict, equal, rules, text};
 use crate::kube::store::{Object, PatchType, Preconditions, Store};
 use crate::kube::{Resource, Status};
 
-const INBOUND: &[&str] = &[
+pub(super) const INBOUND: &[&str] = &[
     "role",
     "mode",
     "agent",
@@ -55,7 +55,7 @@ const OUTBOUND: &[&str] = &[
 /// Our DELETEs do not wait for dependents.
 const BACKGROUND: &str = "background deletion";
 /// A copy belongs to the hub by its annotation, also where no list in memory says so.
-const MAY_DELETE: &str = "what may delete";
+pub(super) const MAY_DELETE: &str = "what may delete";
 /// A status of another object than the hub's, by UID, changes nothing.
 const MAY_CLEAR: &str = "what a status may clear";
 /// What is acknowledged, and who tries again.
@@ -76,12 +76,12 @@ pub(super) fn plan(sub: &str, case: &Value) -> Option<Plan> {
             Some(Plan::Later("destination mapping"))
         }
         "agent-outbound" | "principal-outbound" => Some(Plan::Run(outbound, OUTBOUND)),
+        "principal-autonomous" if rules::is_first_create(case) => Some(Plan::Run(rules::rewritten, INBOUND)),
         "autonomous-agent" | "principal-autonomous" => Some(Plan::Later("autonomous mode")),
         "managed-destination-mapping" | "principal-managed-destination-mapping" => {
-            Some(Plan::Later("destination mapping"))
+            Some(Plan::Run(rules::destination_mapping, INBOUND))
         }
-        "managed-repository" => Some(Plan::Later("repositories")),
-        "managed-gpgkey" => Some(Plan::Later("GPG keys")),
+        "managed-repository" | "managed-gpgkey" => Some(rules::content_plan()),
         _ => None,
     }
 }
@@ -247,11 +247,7 @@ fn inbound(case: &Value) -> Result<Verdict, String> {
     let agent = text(case, "agent");
     let config = match text(case, "role") {
         "agent" => Config {
-            mismatch_policy: match text(case, "source_uid_mismatch_policy") {
-                "upsert" => MismatchPolicy::Upsert,
-                "" | "recreate" => MismatchPolicy::Recreate,
-                other => return Err(format!("unknown mismatch policy {other:?}")),
-            },
+            mismatch_policy: mismatch_policy(case)?,
             adoption_policy: match text(case, "adoption_policy") {
                 "never" => AdoptionPolicy::Never,
                 "" | "always" => AdoptionPolicy::Always,
@@ -266,14 +262,7 @@ fn inbound(case: &Value) -> Result<Verdict, String> {
     equal("number of results", results.len(), events.len())?;
     let mut verdict = Verdict::Passed;
     let mut rig = Rig::new(config);
-    let mut uids = BTreeMap::new();
-    for existing in list(case, "existing") {
-        let uid = place(&mut rig.store, existing)?;
-        let metadata = &existing["object"]["metadata"];
-        let name =
-            format!("{}/{}/{}", text(existing, "kind"), text(metadata, "namespace"), text(metadata, "name"));
-        uids.insert(name, uid);
-    }
+    let uids = place_existing(&mut rig.store, case)?;
     rig.start()?;
 
     for (index, (event, result)) in events.iter().zip(results).enumerate() {
@@ -387,6 +376,27 @@ fn receive(rig: &mut Rig, event: &Value, object: &Value, index: usize) -> Result
         rig.settle()?;
     }
     Ok(event_id)
+}
+
+pub(super) fn mismatch_policy(case: &Value) -> Result<MismatchPolicy, String> {
+    match text(case, "source_uid_mismatch_policy") {
+        "upsert" => Ok(MismatchPolicy::Upsert),
+        "" | "recreate" => Ok(MismatchPolicy::Recreate),
+        other => Err(format!("unknown mismatch policy {other:?}")),
+    }
+}
+
+/// Puts what was there before into the store; returns the UIDs by `KIND/NS/NAME`.
+pub(super) fn place_existing(store: &mut Store, case: &Value) -> Result<BTreeMap<String, String>, String> {
+    let mut uids = BTreeMap::new();
+    for existing in list(case, "existing") {
+        let uid = place(store, existing)?;
+        let metadata = &existing["object"]["metadata"];
+        let name =
+            format!("{}/{}/{}", text(existing, "kind"), text(metadata, "namespace"), text(metadata, "name"));
+        uids.insert(name, uid);
+    }
+    Ok(uids)
 }
 
 /// Puts an object that was there before into the store; returns its UID.
@@ -671,7 +681,7 @@ fn with_version(object: &Value, version: &str) -> Value {
 const KINDS: [Resource; 4] =
     [Resource::Application, Resource::AppProject, Resource::Secret, Resource::ConfigMap];
 
-fn resource(kind: &str) -> Result<Resource, String> {
+pub(super) fn resource(kind: &str) -> Result<Resource, String> {
     KINDS
         .into_iter()
         .find(|resource| resource.definition().kind == kind)
@@ -679,11 +689,11 @@ fn resource(kind: &str) -> Result<Resource, String> {
 }
 
 /// Everything in the store.
-fn objects(store: &Store) -> Vec<Value> {
+pub(super) fn objects(store: &Store) -> Vec<Value> {
     KINDS.into_iter().flat_map(|resource| store.iter(resource)).map(|object| object.value().clone()).collect()
 }
 
-fn compare_objects(
+pub(super) fn compare_objects(
     mut ours: Vec<Value>,
     recorded: &[Value],
     uids: &BTreeMap<String, String>,
@@ -746,6 +756,6 @@ fn matches(ours: &Value, recorded: &Value, uids: &BTreeMap<String, String>) -> R
     }
 }
 
-fn list<'v>(value: &'v Value, key: &str) -> &'v [Value] {
+pub(super) fn list<'v>(value: &'v Value, key: &str) -> &'v [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
