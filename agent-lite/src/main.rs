@@ -171,6 +171,7 @@ fn core_config(options: &Options) -> Result<Config, String> {
             "upsert" => MismatchPolicy::Upsert,
             _ => MismatchPolicy::Recreate,
         },
+        ignore_unmanaged: options.ignore_unmanaged_apps,
         on_recreate: match &*options.on_application_recreate {
             "clear-status" => OnRecreate::ClearStatus,
             "resync" => OnRecreate::Resync,

@@ -21,7 +21,14 @@ pub(crate) async fn connect(host: &str, port: u16, keepalive: &Keepalive) -> Res
                 .map_err(|error| format!("cannot resolve {name}: {error}"))?;
             let mut last = Err(io::Error::new(io::ErrorKind::NotFound, "no addresses"));
             for address in addresses {
-                last = TcpStream::connect(address).await;
+                last = match tokio::time::timeout(ADDRESS_LIMIT, TcpStream::connect(address)).await {
+                    Ok(outcome) => {
+                        outcome.map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
+                    }
+                    Err(_) => {
+                        Err(io::Error::new(io::ErrorKind::TimedOut, format!("{address} does not answer")))
+                    }
+                };
                 if last.is_ok() {
                     break;
                 }
@@ -39,6 +46,10 @@ pub(crate) async fn connect(host: &str, port: u16, keepalive: &Keepalive) -> Res
     let _ = socket.set_tcp_user_timeout(Some(keepalive.unacknowledged));
     Ok(stream)
 }
+
+/// For one of several addresses: below the limits of every caller, so that the next one has its turn, as where IPv6 is announced
+/// and does not work.
+const ADDRESS_LIMIT: Duration = Duration::from_secs(6);
 
 /// When a silent peer counts as dead.
 pub(crate) struct Keepalive {

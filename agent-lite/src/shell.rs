@@ -475,7 +475,11 @@ impl Shell {
             .min()
             .map(|due| {
                 let far = due.saturating_since(now) > Duration::from_secs(5);
-                let due = if far { Instant::from_millis(due.as_millis().div_ceil(1000) * 1000) } else { due };
+                let due = if far {
+                    Instant::from_millis(due.as_millis().div_ceil(1000).saturating_mul(1000))
+                } else {
+                    due
+                };
                 self.clock.at(due)
             })
     }

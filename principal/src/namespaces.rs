@@ -1,30 +1,37 @@
 //! `--allowed-namespaces`: shell-style patterns, or regular expressions between slashes.
 
+use agent_core::glob::{self, Glob};
 use regex::Regex;
 
 /// A list of patterns.
 #[derive(Debug, Default)]
-pub struct Namespaces(Vec<Regex>);
+pub struct Namespaces(Vec<Pattern>);
+
+#[derive(Debug)]
+enum Pattern {
+    Regex(Regex),
+    Glob(Glob),
+}
 
 impl Namespaces {
     /// Compiles the patterns. A pattern that is not one matches nothing, which is for the log.
     pub fn parse(patterns: &[String], warnings: &mut Vec<String>) -> Result<Self, String> {
         let mut out = Vec::new();
         for pattern in patterns {
-            let inside = pattern.strip_prefix('/').and_then(|rest| rest.strip_suffix('/'));
+            let inside = glob::expression(pattern);
             if let Some(expression) = inside {
                 let regex = Regex::new(expression).map_err(|error| {
                     format!(
                         "--allowed-namespaces {pattern}: this regular expression is not supported: {error}"
                     )
                 })?;
-                out.push(regex);
+                out.push(Pattern::Regex(regex));
             }
             // A regular expression is tried as a glob too, as in the reference.
-            match glob(pattern) {
-                Some(regex) => out.push(regex),
-                None if inside.is_some() => {}
-                None => {
+            match Glob::parse(pattern) {
+                Ok(glob) => out.push(Pattern::Glob(glob)),
+                Err(_) if inside.is_some() => {}
+                Err(_) => {
                     warnings.push(format!("--allowed-namespaces {pattern}: not a pattern, matches nothing"))
                 }
             }
@@ -34,66 +41,11 @@ impl Namespaces {
 
     /// Whether any pattern matches. No patterns: nothing does.
     pub fn admit(&self, namespace: &str) -> bool {
-        self.0.iter().any(|regex| regex.is_match(namespace))
+        self.0.iter().any(|pattern| match pattern {
+            Pattern::Regex(regex) => regex.is_match(namespace),
+            Pattern::Glob(glob) => glob.is_match(namespace),
+        })
     }
-}
-
-/// `*`, `?`, `[abc]`, `[a-z]`, `[!a]`, `{a,b}` and `\`, anchored at both ends.
-fn glob(pattern: &str) -> Option<Regex> {
-    let mut out = String::from("(?s)\\A(?:");
-    let mut depth = 0;
-    let mut chars = pattern.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '*' => {
-                while chars.next_if_eq(&'*').is_some() {}
-                out.push_str(".*");
-            }
-            '?' => out.push('.'),
-            '{' => {
-                depth += 1;
-                out.push_str("(?:");
-            }
-            '}' if depth > 0 => {
-                depth -= 1;
-                out.push(')');
-            }
-            ',' if depth > 0 => out.push('|'),
-            '[' => {
-                out.push('[');
-                if chars.next_if_eq(&'!').is_some() {
-                    out.push('^');
-                }
-                let mut members = 0;
-                loop {
-                    match chars.next()? {
-                        ']' if members > 0 => break,
-                        ']' => return None,
-                        '-' if members > 0 && chars.peek().is_some_and(|next| *next != ']') => out.push('-'),
-                        '\\' => out.push_str(&regex::escape(chars.next()?.encode_utf8(&mut [0; 4]))),
-                        other => {
-                            // Inside brackets these mean something to the regular expression.
-                            if "^&~-[".contains(other) {
-                                out.push('\\');
-                            }
-                            out.push(other);
-                        }
-                    }
-                    members += 1;
-                }
-                out.push(']');
-            }
-            '\\' => {
-                if let Some(next) = chars.next() {
-                    out.push_str(&regex::escape(next.encode_utf8(&mut [0; 4])));
-                }
-            }
-            other => out.push_str(&regex::escape(other.encode_utf8(&mut [0; 4]))),
-        }
-    }
-    out.extend(std::iter::repeat_n(')', depth + 1));
-    out.push_str("\\z");
-    Regex::new(&out).ok()
 }
 
 #[cfg(test)]

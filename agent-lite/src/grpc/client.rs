@@ -189,6 +189,8 @@ impl Channel {
         let unusable = |what: &str| Failure::transport(format!("{what} cannot be sent in a header"));
         let mut request = Request::new(());
         *request.method_mut() = Method::POST;
+        let is_bare = host.contains(':') && !host.starts_with('[');
+        let host = if is_bare { format!("[{host}]") } else { host.clone() };
         *request.uri_mut() = format!("{}://{host}:{port}{path}", self.scheme)
             .try_into()
             .map_err(|_| unusable("--server-address"))?;

@@ -152,11 +152,17 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
                 let text = error.to_string();
                 let text = text.trim_end();
                 complain(&text.replacen("error: ", "Error: ", 1));
-                let first = text.lines().next().unwrap_or_default();
-                fatal(first.strip_prefix("error: ").unwrap_or(first))
+                fatal(&gist(text))
             }
         }
     })
+}
+
+/// The first paragraph of a clap error as one line.
+fn gist(text: &str) -> String {
+    let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let line = lines.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
 fn fatal(message: &str) -> ExitCode {
@@ -193,6 +199,15 @@ mod tests {
         let cli = cli("argocd-agentctl pki init --principal-context hub --days 5").unwrap();
         assert_eq!(cli.global.principal_context, "hub");
         assert!(matches!(cli.command, Command::Pki { command: pki::Command::Init { days: 5, .. } }));
+    }
+
+    #[test]
+    fn a_missing_argument_is_named_in_the_last_line() {
+        let error = Cli::command().try_get_matches_from(["argocd-agentctl", "agent", "create"]).unwrap_err();
+        assert_eq!(
+            gist(&error.to_string()),
+            "the following required arguments were not provided: <AGENT_NAME>"
+        );
     }
 
     #[test]

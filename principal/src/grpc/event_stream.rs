@@ -19,7 +19,7 @@ pub(super) async fn subscribe(
     connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let mut grpc = services.grpc(Frames, &request);
+    let mut grpc = services.grpc(Frames, &request, services.max_message);
     grpc.streaming(Subscribe { services, connection }, request).await
 }
 

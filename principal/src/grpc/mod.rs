@@ -162,19 +162,19 @@ impl Services {
         F: FnMut(tonic::Request<A>) -> O + Send,
         O: Future<Output = Result<tonic::Response<B>, Status>> + Send,
     {
-        let mut grpc = self.grpc(Messages::<A, B>::default(), &request);
+        let mut grpc = self.grpc(Messages::<A, B>::default(), &request, UNARY_MAX.min(self.max_message));
         grpc.unary(Call(call), request).await
     }
 
     /// gzip is always understood, and used for answers where the caller uses it.
-    fn grpc<C: Codec>(&self, codec: C, request: &Request<Incoming>) -> Grpc<C> {
+    fn grpc<C: Codec>(&self, codec: C, request: &Request<Incoming>, max_message: usize) -> Grpc<C> {
         let mut accepted = EnabledCompressionEncodings::default();
         accepted.enable(CompressionEncoding::Gzip);
         let compressed = request.headers().get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
         let answers = if compressed { accepted } else { EnabledCompressionEncodings::default() };
         Grpc::new(codec)
             .apply_compression_config(accepted, answers)
-            .apply_max_message_size_config(Some(self.max_message), Some(self.max_message))
+            .apply_max_message_size_config(Some(max_message), Some(max_message))
     }
 
     /// Who calls, by access token. Every failure looks the same from outside; the log has the reason.
@@ -299,6 +299,8 @@ where
 const HOLD: Duration = Duration::from_secs(30);
 /// Callers held at the same time; each costs an idle HTTP/2 stream.
 const HELD_MAX: usize = 1024;
+/// Of a request by a caller that nobody knows yet; a token is under 2 KiB.
+const UNARY_MAX: usize = 64 << 10;
 /// Agents whose version is remembered, and how much of it.
 const VERSIONS_MAX: usize = 100_000;
 const VERSION_LENGTH_MAX: usize = 64;

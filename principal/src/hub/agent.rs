@@ -350,13 +350,13 @@ impl Agent {
         };
         tracing::debug!(agent = self.name, "{}: {}", request.key, describe(&request, &outcome));
         let mut inner = self.inner();
+        if is_write(&request) {
+            inner.writes -= 1;
+        }
         if inner.generation == generation
             && let Some(core) = inner.core.as_mut()
         {
             core.complete(self.shared.clock.now(), request.ticket, outcome);
-        }
-        if is_write(&request) {
-            inner.writes -= 1;
         }
         drop(inner);
         self.idle.notify_waiters();

@@ -48,8 +48,8 @@ struct State {
     agents: BTreeMap<String, Arc<Agent>>,
     /// Of agents that are gone, so that totals never fall.
     retired: Totals,
-    /// The first list of objects is complete.
-    synced: bool,
+    /// The first list of objects is under way, or complete.
+    listing_began: bool,
     draining: bool,
 }
 
@@ -103,7 +103,7 @@ impl Hub {
                 continue;
             }
             tracing::info!(agent = name.as_str(), "agent is registered");
-            agent.map(state.synced);
+            agent.map(state.listing_began);
         }
         state.agents.retain(|name, agent| names.contains(name) || !agent.is_idle());
     }
@@ -121,7 +121,8 @@ impl Hub {
             Event::ListStarted | Event::Synced => {
                 let agents: Vec<_> = {
                     let mut state = self.state();
-                    state.synced |= matches!(event, Event::Synced);
+                    // From its first page on, the list may have passed what a later agent needs.
+                    state.listing_began = true;
                     state.agents.values().cloned().collect()
                 };
                 for agent in agents {
@@ -143,8 +144,9 @@ impl Hub {
             return None;
         }
         let agent = state.agent(&self.shared, name);
-        drop(state);
+        // Under the lock: else the agent may be forgotten in between, and its stream lead nowhere.
         let stream = agent.attach(session);
+        drop(state);
         Some((agent, stream))
     }
 

@@ -69,7 +69,10 @@ impl Registry {
                 false
             }
             watcher::Event::InitApply(secret) => {
-                if let Some((name, agent)) = self.read(&secret) {
+                let name = secret.metadata.name.clone().unwrap_or_default();
+                // As with a change: a typing error keeps its agent.
+                let known = self.secrets.get(&name).cloned();
+                if let Some(agent) = self.read(&secret).map(|(_, agent)| agent).or(known) {
                     self.listed.insert(name, agent);
                 }
                 false
@@ -164,6 +167,22 @@ mod tests {
         assert!(registry.apply(Event::Delete(secret("cluster-a", "a", "{}"))));
         assert_eq!(names(&registry), ["c"]);
         assert!(!registry.apply(Event::Delete(secret("unknown", "c", "{}"))));
+    }
+
+    #[test]
+    fn a_typing_error_outlives_a_relist() {
+        let mut registry = Registry::new("argocd");
+        registry.apply(Event::Apply(secret("cluster-a", "a", "{}")));
+        for config in ["{", "{}"] {
+            registry.apply(Event::Init);
+            registry.apply(Event::InitApply(secret("cluster-a", "a", config)));
+            registry.apply(Event::InitApply(secret("cluster-b", "b", "{")));
+            registry.apply(Event::InitDone);
+            assert_eq!(names(&registry), ["a"], "{config}");
+        }
+        registry.apply(Event::Init);
+        registry.apply(Event::InitDone);
+        assert!(names(&registry).is_empty());
     }
 
     #[test]
