@@ -111,6 +111,11 @@ pub fn print_json(value: &Value) {
     let _ = writeln!(io::stdout(), "{value:#}");
 }
 
+/// Rounded to hundredths, as figures are told.
+pub fn hundredths(figure: f64) -> f64 {
+    (figure * 100.0).round() / 100.0
+}
+
 /// Lets cargo build a package on its own, as it is shipped, and asks where the binaries are.
 fn build<const N: usize>(
     package: &str,

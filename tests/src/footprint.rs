@@ -23,6 +23,8 @@ pub struct Budget {
     pub aim: u64,
     pub unit: String,
     pub how: String,
+    /// What stands in the way of the aim, while it is missed.
+    pub obstacle: String,
 }
 
 /// Measures one agent command between fresh API servers.
@@ -102,6 +104,7 @@ pub fn parse_budgets(text: &str) -> Result<Vec<Budget>, String> {
             "aim" => budget.aim = value.parse().map_err(|_| wrong())?,
             "unit" => budget.unit = text().ok_or_else(wrong)?,
             "how" => budget.how = text().ok_or_else(wrong)?,
+            "obstacle" => budget.obstacle = text().ok_or_else(wrong)?,
             _ => return Err(wrong()),
         }
     }

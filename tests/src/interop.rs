@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::arguments::hundredths;
 use crate::rig::apps::{
     application, application_with_finalizer, await_equal, await_gone, await_object, edge_app, edge_apps,
     hub_app, hub_apps, is_copy, operation_state, status,
@@ -26,7 +27,7 @@ pub struct Row {
 impl Row {
     pub fn to_json(&self) -> Value {
         let result = if self.held { "held" } else { "failed" };
-        let seconds = (self.seconds * 100.0).round() / 100.0;
+        let seconds = hundredths(self.seconds);
         json!({"name": self.name, "result": result, "seconds": seconds, "note": self.note})
     }
 }

@@ -1,6 +1,7 @@
 //! The harness: embedded Kubernetes, simulator, rigs for real peers, and the instruments built on them.
 
 pub mod arguments;
+pub mod attribution;
 pub mod controller;
 pub mod demo;
 pub mod footprint;

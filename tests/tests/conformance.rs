@@ -91,7 +91,6 @@ fn on_the_embedded_api_server() {
 }
 
 #[test]
-#[ignore = "needs etcd and kube-apiserver: KUBEBUILDER_ASSETS"]
 fn on_a_real_api_server() {
     let kube = RealKube::start("conformance").unwrap();
     run(&KubeTarget::new(kube.url(), Some(kube.admin_token()), Some(kube.ca())));

@@ -1,7 +1,7 @@
 //! The journey on real kube-apiservers: validation, pruning, RBAC and watch caches included.
 
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use harness::arguments::{Build, Peers};
@@ -13,15 +13,26 @@ use serde_json::json;
 
 #[test]
 fn the_journey_holds_with_the_least_rights() {
+    let _turn = turn();
     let (hub, edge) = RealKube::start_pair().unwrap();
     let (hub, edge) = (Arc::new(hub).into_cluster().unwrap(), Arc::new(edge).into_cluster().unwrap());
-    let journey = demo::travel(hub, edge, options(), &mut print).unwrap();
-    assert!(journey.held, "a step failed; see above");
+    let mut steps = Vec::new();
+    let journey = demo::travel(hub, edge, options(), &mut |step| {
+        print(step);
+        assert!(step.outcome.is_ok(), "{}: {:?}", step.name, step.outcome);
+        steps.push(step.name);
+    })
+    .unwrap();
+    assert!(journey.held);
+    // None may get lost on the way: each one stands for something that users are told.
+    let all = ["connect", "deliver", "report", "update", "operate", "revert", "cut", "heal", "delete"];
+    assert_eq!(steps, all);
 }
 
 /// The command's other face: clusters that it did not start, through a kubeconfig.
 #[test]
 fn the_journey_holds_on_clusters_of_the_users_own_and_leaves_no_secret() {
+    let _turn = turn();
     let dir = WorkDir::new("own-clusters").unwrap();
     let (hub, edge) = RealKube::start_pair().unwrap();
     let (hub, edge) = (Arc::new(hub).into_cluster().unwrap(), Arc::new(edge).into_cluster().unwrap());
@@ -37,6 +48,7 @@ fn the_journey_holds_on_clusters_of_the_users_own_and_leaves_no_secret() {
 /// An object that the site's API server refuses must not hold up the others, nor be lost without a word.
 #[test]
 fn an_object_that_the_site_refuses_stops_nobody() {
+    let _turn = turn();
     let (hub, edge) = RealKube::start_pair().unwrap();
     let (hub, edge) = (Arc::new(hub).into_cluster().unwrap(), Arc::new(edge).into_cluster().unwrap());
     let stack = Stack::start(hub, edge, options()).unwrap();
@@ -79,6 +91,7 @@ fn an_object_that_the_site_refuses_stops_nobody() {
 /// A quiet agent costs the site nothing but its memory, and that stays below its gate while it works.
 #[test]
 fn the_agent_stays_small_while_it_works() {
+    let _turn = turn();
     let (hub, edge) = RealKube::start_pair().unwrap();
     let edge = Arc::new(edge);
     let (hub, edge_cluster) = (Arc::new(hub).into_cluster().unwrap(), edge.clone().into_cluster().unwrap());
@@ -118,6 +131,13 @@ fn the_reference_tools_can_read_what_the_rig_writes() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("namespace/argocd"));
     drop(server);
+}
+
+/// One pair of API servers at a time: several starting at once starve each other, and the peers, on two cores.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed has told its own story.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn options() -> StackOptions {

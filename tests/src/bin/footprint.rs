@@ -1,12 +1,15 @@
-//! `footprint [--agent CMD]… [--principal CMD] [--idle SECONDS] [--check] [--json] [--write FILE]`
+//! `footprint [--agent CMD]… [--principal CMD] [--idle SECONDS] [--check] [--json] [--write FILE [--symbols FILE]]`
 //!
-//! Without `--agent`: ours. With `--check` a figure of ours above its gate in tests/budgets.toml fails.
+//! Without `--agent`: ours. With `--check` a figure of ours above its gate in tests/budgets.toml fails. With `--symbols` (what
+//! `cross/build --symbols` made) the report says whose the bytes are.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, fs};
 
 use harness::arguments::{Build, Peers, print_json};
+use harness::attribution;
 use harness::footprint::{self, Figures};
 use serde_json::{Map, Value};
 
@@ -23,12 +26,13 @@ fn main() -> ExitCode {
 
 fn run() -> Result<bool, String> {
     let mut peers = Peers { build: Build::Shipped, ..Peers::default() };
-    let (mut idle, mut check, mut write) = (60, false, None);
+    let (mut idle, mut check, mut write, mut symbols) = (60, false, None, None);
     peers.parse("footprint", &mut |name, value| {
         match name {
             "--idle" => idle = value()?.parse().map_err(|error| format!("footprint: --idle: {error}"))?,
             "--check" => check = true,
             "--write" => write = Some(value()?),
+            "--symbols" => symbols = Some(value()?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -37,7 +41,7 @@ fn run() -> Result<bool, String> {
     let idle = Duration::from_secs(idle);
     let mut agents: Vec<(String, Figures)> = Vec::new();
     if peers.agent.is_empty() || check {
-        agents.push(("agent-lite".to_owned(), footprint::measure(&peers.options_with(None)?, idle)?));
+        agents.push((OURS.to_owned(), footprint::measure(&peers.options_with(None)?, idle)?));
     }
     for agent in &peers.agent {
         let file = agent.program().rsplit('/').next().unwrap_or_default().to_owned();
@@ -53,8 +57,11 @@ fn run() -> Result<bool, String> {
         eprintln!("{table}");
     }
     if let Some(file) = write {
-        let command = env::args().skip(1).collect::<Vec<_>>().join(" ");
-        let text = report(&command, idle, &table, &budgets);
+        let ours = agents.first().filter(|(name, _)| name == OURS).map(|(_, figures)| figures);
+        let mut text = report(&command_shape(), idle, &table, &budgets, ours);
+        if let Some(symbols) = symbols {
+            text.push_str(&bytes_by_crate(&attribution::by_crate(Path::new(&symbols))?));
+        }
         fs::write(&file, text).map_err(|error| format!("{file}: {error}"))?;
     }
     if !check {
@@ -79,7 +86,31 @@ fn run() -> Result<bool, String> {
     Ok(failed == 0)
 }
 
-fn report(command: &str, idle: Duration, table: &str, budgets: &[footprint::Budget]) -> String {
+/// The arguments of this run without the names of files, which are those of one machine.
+fn command_shape() -> String {
+    let mut shape = Vec::new();
+    let mut arguments = env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let value = match argument.as_str() {
+            "--agent" | "--principal" | "--agentctl" => Some("CMD"),
+            "--write" | "--symbols" => Some("FILE"),
+            _ => None,
+        };
+        shape.push(argument);
+        if let Some(value) = value.filter(|_| arguments.next().is_some()) {
+            shape.push(value.to_owned());
+        }
+    }
+    shape.join(" ")
+}
+
+fn report(
+    command: &str,
+    idle: Duration,
+    table: &str,
+    budgets: &[footprint::Budget],
+    ours: Option<&Figures>,
+) -> String {
     let mut text = format!(
         "# What the edge half costs\n\n\
          Written by `cargo run -p harness --bin footprint -- {command}` (idle time {} s); reviewed like code.\n\n{table}\n",
@@ -88,5 +119,34 @@ fn report(command: &str, idle: Duration, table: &str, budgets: &[footprint::Budg
     for budget in budgets {
         text.push_str(&format!("- `{}`: {}.\n", budget.name, budget.how));
     }
+    let missed: Vec<_> = budgets
+        .iter()
+        .filter(|budget| {
+            ours.and_then(|ours| ours.get(budget.name.as_str())).is_some_and(|figure| *figure > budget.aim)
+        })
+        .collect();
+    if !missed.is_empty() {
+        text.push_str("\n## Aims that are missed\n\n");
+        for budget in missed {
+            let obstacle = if budget.obstacle.is_empty() { "not looked into yet" } else { &budget.obstacle };
+            text.push_str(&format!("- `{}`: {obstacle}.\n", budget.name));
+        }
+    }
     text
 }
+
+fn bytes_by_crate(sizes: &[(String, u64)]) -> String {
+    let mut text = String::from("\n## Bytes by crate\n\n| crate | bytes |\n| --- | ---: |\n");
+    let (shown, small): (Vec<_>, Vec<_>) = sizes.iter().partition(|(_, bytes)| *bytes >= SHOWN_BYTES);
+    for (name, bytes) in shown {
+        text.push_str(&format!("| {name} | {bytes} |\n"));
+    }
+    let rest: u64 = small.iter().map(|(_, bytes)| bytes).sum();
+    text.push_str(&format!("| {} smaller ones | {rest} |\n", small.len()));
+    text
+}
+
+/// Crates below this stand in one line of the report.
+const SHOWN_BYTES: u64 = 2048;
+
+const OURS: &str = "agent-lite";

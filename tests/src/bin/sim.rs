@@ -32,7 +32,10 @@ fn main() -> ExitCode {
             summary.violations == 0
                 && (summary.seeds < SEEDS_FOR_COUNTERS || summary.zero_counters().is_empty())
         }
-        Some(_) => summary.failures.first().is_some_and(|failure| failure.trace.len() <= TRACE_LIMIT),
+        Some(_) => {
+            !summary.failures.is_empty()
+                && summary.failures.iter().all(|failure| failure.trace.len() <= TRACE_LIMIT)
+        }
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -41,6 +44,7 @@ fn print(out: &mut dyn std::io::Write, summary: &Summary, seconds: f64) -> std::
     for failure in &summary.failures {
         let (seed, family, violation) = (failure.seed, failure.family.as_str(), &failure.violation);
         writeln!(out, "seed {seed} ({family}) breaks {}: {}", violation.rule, violation.text)?;
+        writeln!(out, "  {} steps:", failure.trace.len())?;
         for step in &failure.trace {
             writeln!(out, "  {step}")?;
         }

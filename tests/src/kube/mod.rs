@@ -92,6 +92,9 @@ impl From<agent_core::request::Kind> for Resource {
     fn from(kind: agent_core::request::Kind) -> Self {
         match kind {
             agent_core::request::Kind::Application => Self::Application,
+            agent_core::request::Kind::AppProject => Self::AppProject,
+            agent_core::request::Kind::Repository => Self::Secret,
+            agent_core::request::Kind::GpgKey => Self::ConfigMap,
         }
     }
 }

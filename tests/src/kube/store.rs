@@ -23,7 +23,8 @@ pub struct Object {
 
 impl Object {
     fn new(value: Value) -> Arc<Self> {
-        let json = value.to_string().into_bytes();
+        // A value always has a text: its keys are strings.
+        let json = serde_json::to_vec(&value).unwrap_or_default();
         Arc::new(Self { value, json })
     }
 
@@ -425,11 +426,25 @@ impl Store {
         r#type: PatchType,
         patch: &[u8],
     ) -> Result<Arc<Object>, Status> {
-        let current = self.get(resource, namespace, name)?;
+        // What is not there is told before what cannot be read.
+        self.get(resource, namespace, name)?;
         let patch: Value = serde_json::from_slice(patch)
             .map_err(|error| Status::bad_request(format!("error decoding patch: {error}")))?;
+        self.patch_value(resource, namespace, name, r#type, &patch)
+    }
+
+    /// [`Self::patch`] with a patch that is parsed already.
+    pub fn patch_value(
+        &mut self,
+        resource: Resource,
+        namespace: &str,
+        name: &str,
+        r#type: PatchType,
+        patch: &Value,
+    ) -> Result<Arc<Object>, Status> {
+        let current = self.get(resource, namespace, name)?;
         let patched = match r#type {
-            PatchType::Json => jsonpatch::apply(&current.value, &patch).map_err(|error| match error {
+            PatchType::Json => jsonpatch::apply(&current.value, patch).map_err(|error| match error {
                 jsonpatch::PatchError::Malformed(why) => Status::bad_request(why),
                 jsonpatch::PatchError::NotApplicable(why) => Status::new(
                     422,
@@ -446,7 +461,7 @@ impl Store {
                     ));
                 }
                 let mut patched = current.value.clone();
-                jsonpatch::merge(&mut patched, &patch);
+                jsonpatch::merge(&mut patched, patch);
                 patched
             }
         };

@@ -405,12 +405,11 @@ impl World {
     }
 
     fn transmit(&mut self, to: Side, stream: u64, frame: Vec<u8>) -> Result<(), Violation> {
-        let kind = frame_kind(&frame);
         self.last_frame = self.now;
         self.hash.add(self.now, to.index() as u64, &frame);
         self.counters.add(if to == Side::Hub { "frames_to_hub" } else { "frames_to_edge" }, 1);
         self.counters.add("frame_bytes", frame.len() as u64);
-        if self.swallowed(to, kind, &frame) {
+        if self.plant.is_some() && self.swallowed(to, frame_kind(&frame), &frame) {
             // The planted fault answers in the receiver's place.
             if let Some(ack) = forged_ack(&frame) {
                 return self.transmit_raw(to.other(), stream, ack);
@@ -791,7 +790,8 @@ impl World {
             Action::EdgeUnmark { app } => {
                 if let Some(object) = edge(self, &name_of(app))
                     && object.value()["metadata"]["annotations"].get(SOURCE_UID).is_some()
-                    && self.stations[Side::Edge.index()].half.is_some()
+                    // Before it has seen the mark, the agent cannot tell such a copy from the site's own.
+                    && self.stations[Side::Edge.index()].half.as_ref().is_some_and(|half| half.has_synced())
                 {
                     self.count("edge_unmarks");
                     let patch = json!({"metadata": {"annotations": {SOURCE_UID: null}}});
@@ -857,9 +857,8 @@ impl World {
 
     fn write(&mut self, side: Side, name: &str, patch: Value) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
-        let patch = patch.to_string();
         // A name that is gone meanwhile, or a version that is not the latest: the writer comes back.
-        let _ = station.store.patch(APPLICATION, station.namespace, name, PatchType::Merge, patch.as_bytes());
+        let _ = station.store.patch_value(APPLICATION, station.namespace, name, PatchType::Merge, &patch);
         self.changed(side)
     }
 
