@@ -373,7 +373,11 @@ impl Face {
         let watch = self.store.with(|store| store.watch(resource, namespace, &options))?;
         let limit = query.watch_limit().unwrap_or(WATCH_LIMIT);
         let (lines, body) = mpsc::channel(WATCH_BUFFER);
-        tokio::spawn(pump(self.store.clone(), watch, limit, lines));
+        // Before the answer: a cut after it must be seen, however late the task starts.
+        let changed = self.store.0.changed.subscribe();
+        let cuts = changed.borrow().1;
+        let pump = Pump { store: self.store.clone(), watch, changed, cuts };
+        tokio::spawn(pump.run(limit, lines));
         Ok(respond(200, Body::Watch(body)))
     }
 
@@ -411,36 +415,43 @@ impl Face {
 }
 
 /// Carries events from the store to one response, until the time is up, the client leaves, or watches are cut.
-async fn pump(store: SharedStore, mut watch: Watch, limit: Duration, lines: mpsc::Sender<Bytes>) {
-    let mut changed = store.0.changed.subscribe();
-    let cuts = changed.borrow().1;
-    let deadline = tokio::time::Instant::now() + limit;
-    let mut bookmark = tokio::time::Instant::now() + BOOKMARK_PERIOD;
-    loop {
-        changed.mark_unchanged();
+struct Pump {
+    store: SharedStore,
+    watch: Watch,
+    changed: watch::Receiver<(u64, u64)>,
+    /// How often watches had been cut when this one was opened.
+    cuts: u64,
+}
+
+impl Pump {
+    async fn run(self, limit: Duration, lines: mpsc::Sender<Bytes>) {
+        let Self { store, mut watch, mut changed, cuts } = self;
+        let deadline = tokio::time::Instant::now() + limit;
+        let mut bookmark = tokio::time::Instant::now() + BOOKMARK_PERIOD;
         loop {
-            let (chunk, ended) = next_chunk(&store, &mut watch);
-            if !chunk.is_empty() && lines.send(chunk).await.is_err() || ended {
+            if changed.borrow_and_update().1 != cuts {
                 return;
             }
-            if store.with(|store| watch.is_current(store)) {
-                break;
-            }
-        }
-        tokio::select! {
-            _ = changed.changed() => {
-                if changed.borrow().1 != cuts {
+            loop {
+                let (chunk, ended) = next_chunk(&store, &mut watch);
+                if !chunk.is_empty() && lines.send(chunk).await.is_err() || ended {
                     return;
                 }
+                if store.with(|store| watch.is_current(store)) {
+                    break;
+                }
             }
-            () = lines.closed() => return,
-            () = tokio::time::sleep_until(deadline) => return,
-            () = tokio::time::sleep_until(bookmark) => {
-                bookmark += BOOKMARK_PERIOD;
-                if let Some(event) = store.with(|store| store.bookmark(&watch))
-                    && lines.send(event.line().into()).await.is_err()
-                {
-                    return;
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = lines.closed() => return,
+                () = tokio::time::sleep_until(deadline) => return,
+                () = tokio::time::sleep_until(bookmark) => {
+                    bookmark += BOOKMARK_PERIOD;
+                    if let Some(event) = store.with(|store| store.bookmark(&watch))
+                        && lines.send(event.line().into()).await.is_err()
+                    {
+                        return;
+                    }
                 }
             }
         }
