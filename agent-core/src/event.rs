@@ -8,6 +8,7 @@ use core::fmt;
 use crate::checksum::{self, ChecksumError, Subtree};
 use crate::json::{self, ObjectWriter};
 use crate::object::{NAMESPACE_REMAPPED, ObjectError, ObjectView};
+use crate::request::Kind;
 
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:expr,)* }) => {
@@ -61,6 +62,23 @@ words! {
         EventProcessed = "eventProcessed",
         /// An ApplicationSet, on the replication stream only.
         ApplicationSet = "applicationset",
+    }
+}
+
+impl Target {
+    /// What an event about an object of this kind says.
+    pub const fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Application => Self::Application,
+            Kind::AppProject => Self::AppProject,
+            Kind::Repository => Self::Repository,
+            Kind::GpgKey => Self::GpgKey,
+        }
+    }
+
+    /// Inverse of [`Target::of`]; `None`: it is not about an object that is kept equal on both sides.
+    pub fn kind(self) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| Self::of(*kind) == self)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Options of one core instance. The shells parse flags; the core reads no environment.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::time::Duration;
 
+use crate::peer::Mapping;
 use crate::transform::OnRecreate;
 
 /// Which half this core is.
@@ -56,10 +58,18 @@ pub struct Config {
     pub role: Role,
     /// Name of the agent (principal: its identity; agent: unused).
     pub agent: String,
-    /// Namespace that holds the Applications on this side's API server.
+    /// Namespace of this side's Argo CD: of everything that is no Application, and on a site of Applications too.
     ///
-    /// Agent: its Argo CD namespace. Principal with namespace-based mapping: the agent's name.
+    /// On the hub Applications live in the namespace that is called like the agent, or with destination-based mapping anywhere.
     pub namespace: String,
+    /// How Applications are mapped to agents.
+    pub mapping: Mapping,
+    /// Agent with destination-based mapping only: patterns of namespaces, beside its own, that Applications may live in.
+    pub allowed_namespaces: Vec<String>,
+    /// Agent with destination-based mapping only: a namespace that is missing is created.
+    pub create_namespace: bool,
+    /// Decides regular expressions in lists of namespaces: (expression, text). A function, as the core has no engine for them.
+    pub regex: fn(&str, &str) -> bool,
     /// Principal only: its persistent identity, stamped as `principaluid`.
     pub principal_uid: String,
     /// Agent only.
@@ -89,6 +99,10 @@ impl Config {
             role: Role::Agent,
             agent: String::new(),
             namespace: namespace.into(),
+            mapping: Mapping::Namespace,
+            allowed_namespaces: Vec::new(),
+            create_namespace: false,
+            regex: |_, _| false,
             principal_uid: String::new(),
             mismatch_policy: MismatchPolicy::default(),
             adoption_policy: AdoptionPolicy::default(),
@@ -102,14 +116,14 @@ impl Config {
         }
     }
 
-    /// The principal's half for the managed agent `agent`, namespace-based mapping.
-    pub fn principal(agent: &str, principal_uid: &str) -> Self {
+    /// The principal's half for the managed agent `agent`, namespace-based mapping; the hub's Argo CD runs in `namespace`.
+    pub fn principal(agent: &str, namespace: &str, principal_uid: &str) -> Self {
         Self {
             role: Role::Principal,
             agent: agent.into(),
             principal_uid: principal_uid.into(),
             max_requests: 16,
-            ..Self::agent(agent)
+            ..Self::agent(namespace)
         }
     }
 }

@@ -1,16 +1,21 @@
 //! The principal's role for one managed agent: the hub's objects are told, the site's status is taken in.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 
 use super::outbox::{Gone, OperationLatch, Stage, Want};
 use super::slot::{
-    Applies, Asked, Compare, Observed, Phase, Present, Purpose, Seen, SlotId, StatusWord, Word,
+    Applies, Asked, Compare, Observed, Phase, Present, Purpose, Seen, Slot, SlotId, StatusWord, Word,
 };
-use super::{Core, Note, Step, take_asked};
+use super::{Config, Core, Note, Step, take_asked};
 use crate::checksum::{fingerprint, spec_checksum};
+use crate::content;
 use crate::object::ObjectView;
-use crate::request::{Key, Verb};
-use crate::transform::{HubCopy, Patch, TERMINATING, error_status, status_patch};
+use crate::peer::Mapping;
+use crate::project::{self, SiteView};
+use crate::request::{Key, Kind, Verb};
+use crate::time::Instant;
+use crate::transform::{HubCopy, Malformed, Patch, TERMINATING, error_status, status_patch};
 
 /// The parts of a status update that reach the hub's object.
 pub(super) struct StatusParts<'a> {
@@ -32,10 +37,87 @@ impl StatusParts<'_> {
 }
 
 impl Core {
+    /// Whether an object of the hub is for this agent (docs/core.md, "Routing").
+    pub(super) fn is_routed(&self, key: &Key, view: &ObjectView<'_>) -> bool {
+        let config = &self.config;
+        if key.kind == Kind::Application {
+            return config.mapping == Mapping::Namespace
+                || view.destination_name().as_deref() == Some(&*config.agent);
+        }
+        if view.deletion_timestamp.is_some() || content::objection(key.kind, view).is_some() {
+            return false;
+        }
+        match key.kind {
+            Kind::Application | Kind::GpgKey => true,
+            // One with a source is itself the copy of an agent's.
+            Kind::AppProject => view.source_uid().is_none() && self.project_is_routed(view),
+            Kind::Repository => content::project_of_repository(view)
+                .and_then(|project| self.index.get(&Key::new(Kind::AppProject, &key.namespace, &project)))
+                .and_then(|id| self.slots[*id as usize].as_ref())
+                .is_some_and(Slot::is_wanted),
+        }
+    }
+
+    fn project_is_routed(&self, view: &ObjectView<'_>) -> bool {
+        let config = &self.config;
+        let spec = view.spec.unwrap_or(b"{}");
+        // What cannot be read goes to nobody; the hub's router tells it.
+        project::goes_to(spec, &config.agent, config.mapping, &config.regex).unwrap_or(false)
+    }
+
+    /// What decides about an object has changed beside it: a repository's project.
+    pub fn recheck(&mut self, now: Instant, key: &Key) {
+        let id = self.slot_id(key);
+        self.slot(id).must_read = true;
+        self.act(now, id, None);
+    }
+
+    /// Repositories follow their project. Those that this agent has are looked at here; the router names those that it gets.
+    pub(super) fn hub_project_changed(&mut self, id: SlotId, had: bool) {
+        let slot = self.slot(id);
+        if slot.key.kind != Kind::AppProject || slot.is_wanted() == had {
+            return;
+        }
+        for id in self.ids_where(|slot| slot.key.kind == Kind::Repository) {
+            self.slot(id).must_read = true;
+            self.queue(id);
+        }
+    }
+
+    /// It exists, and is another agent's or nobody's.
+    fn hub_lost(&mut self, id: SlotId, present: &Present) {
+        self.unwant(id, &[Want::Exists, Want::Operation, Want::Terminate, Want::Report]);
+        let slot = self.slot(id);
+        slot.seen = Seen::default();
+        slot.out.operation = None;
+        slot.out.refresh = false;
+        slot.out.unconfirmed = false;
+        if let Some(compare) = slot.compare.take()
+            && !compare.uid.is_empty()
+        {
+            slot.out.peer_knows(compare.uid);
+        }
+        if matches!(&slot.out.stage, Stage::Sent(flight) if flight.want == Want::Gone) {
+            return;
+        }
+        self.tell_gone(id, &present.resource_version, None);
+    }
+
     pub(super) fn hub_changed(&mut self, id: SlotId, view: &ObjectView<'_>, own_write: bool) {
-        let first_list = !self.synced;
+        let first_list = !self.synced.has(self.slot(id).key.kind);
         let slot = self.slot(id);
         let Some(present) = slot.observed.present().cloned() else { return };
+        if !present.routed {
+            return self.hub_lost(id, &present);
+        }
+        if slot.out.wants.has(Want::Gone)
+            && slot.out.gone.as_ref().is_some_and(|gone| gone.uid == present.uid && !gone.synthetic)
+        {
+            // It is this agent's again, which may have dropped it meanwhile.
+            slot.out.wants.remove(Want::Gone);
+            slot.out.gone = None;
+            slot.out.acked = 0;
+        }
         if slot.out.wants.has(Want::Gone) && slot.out.gone.as_ref().is_none_or(|gone| gone.uid != present.uid)
         {
             // It exists again: what exists now is the latest word about the name.
@@ -155,13 +237,7 @@ impl Core {
     }
 
     /// The agent says what it has; the next read tells whether it is what we have.
-    pub(super) fn update_requested(
-        &mut self,
-        now: crate::time::Instant,
-        key: &Key,
-        uid: &str,
-        checksum: Option<&[u8]>,
-    ) {
+    pub(super) fn update_requested(&mut self, now: Instant, key: &Key, uid: &str, checksum: Option<&[u8]>) {
         let id = self.slot_id(key);
         let slot = self.slot(id);
         // Who asked for the whole gets the whole, also where a narrower question overtakes the answer.
@@ -175,13 +251,24 @@ impl Core {
     /// Settles a comparison with the object at hand.
     pub(super) fn compare(&mut self, id: SlotId, bytes: &[u8]) {
         let slot = self.slot(id);
+        let Some(present) = slot.observed.present() else { return };
+        if !present.routed {
+            let present = present.clone();
+            return self.hub_lost(id, &present);
+        }
         let Some(compare) = slot.compare.take() else { return };
         let Some(present) = slot.observed.present() else { return };
         // A checksum knows nothing of labels and annotations: what was refused is told again.
+        let kind = slot.key.kind;
+        let same_uid = compare.uid == present.uid;
         let equal = !slot.out.refused
-            && compare.uid == present.uid
-            && spec_checksum(slot.key.kind, bytes)
-                .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
+            && same_uid
+            && as_site_gets_it(&self.config, kind, bytes)
+                .ok()
+                .and_then(|said| spec_checksum(kind, &said).ok())
+                .is_some_and(|own| compare.checksum.as_deref() == Some(&own[..]));
+        let slot = self.slot(id);
+        let Some(present) = slot.observed.present() else { return };
         if compare.uid != present.uid {
             // What was acknowledged was refused there, or went to a former copy: what was asked for still stands.
             slot.out.refresh |= present.refresh != 0;
@@ -197,7 +284,7 @@ impl Core {
         }
     }
 
-    pub(super) fn next_on_hub(&mut self, _now: crate::time::Instant, id: SlotId) -> Step {
+    pub(super) fn next_on_hub(&mut self, _now: Instant, id: SlotId) -> Step {
         let agent = self.config.agent.clone();
         let slot = self.slot(id);
         let Some(Asked { what, serial, .. }) = &slot.word else { return self.next_for_stale_operation(id) };
@@ -343,4 +430,17 @@ impl Core {
             self.give(id, ack);
         }
     }
+}
+
+/// The hub's object as this agent gets it, operation and stamps apart.
+pub(super) fn as_site_gets_it<'o>(
+    config: &Config,
+    kind: Kind,
+    object: &'o [u8],
+) -> Result<Cow<'o, [u8]>, Malformed> {
+    if kind != Kind::AppProject {
+        return Ok(Cow::Borrowed(object));
+    }
+    let view = SiteView { mapping: config.mapping, managed: true };
+    project::for_agent(object, &config.agent, view).map(Cow::Owned)
 }

@@ -31,7 +31,7 @@ use crate::checksum::fingerprint;
 use crate::object::ObjectView;
 use crate::peer::Peer;
 use crate::rand::Rng;
-use crate::request::{Key, Request, Ticket, Verb};
+use crate::request::{Key, Kind, Kinds, Request, Ticket, Verb};
 use crate::time::{Instant, Wall};
 
 /// One half of one principal-agent pair.
@@ -51,15 +51,17 @@ pub struct Core {
     outstanding: usize,
     timers: BTreeSet<(Instant, SlotId)>,
     outbox: Outbox,
-    /// The first list is complete.
-    synced: bool,
-    /// A (re)list is under way.
-    listing: bool,
+    /// Kinds of which the first list is complete.
+    synced: Kinds,
+    /// Kinds of which a (re)list is under way.
+    listing: Kinds,
     peer: Option<PeerState>,
+    /// Namespace of the peer's Argo CD, as it said last; empty: not known yet.
+    peer_namespace: Box<str>,
     /// The resync that a start of this process calls for has been asked for.
     resynced: bool,
-    /// Principal instance whose resync deletes are being counted, and how many were let through.
-    resync_deletes: (Box<str>, usize),
+    /// Principal instance whose resync deletes are being counted, and how many of each kind were let through.
+    resync_deletes: (Box<str>, [usize; Kind::ALL.len()]),
     sweep_at: Option<Instant>,
     generation: u32,
     serial: u32,
@@ -110,11 +112,12 @@ impl Core {
             outstanding: 0,
             timers: BTreeSet::new(),
             outbox,
-            synced: false,
-            listing: false,
+            synced: Kinds::default(),
+            listing: Kinds::default(),
             peer: None,
+            peer_namespace: Box::default(),
             resynced: false,
-            resync_deletes: (Box::default(), 0),
+            resync_deletes: (Box::default(), [0; Kind::ALL.len()]),
             sweep_at: None,
             generation: 0,
             serial: 0,
@@ -133,9 +136,9 @@ impl Core {
         self.counters
     }
 
-    /// Whether the first list is complete.
+    /// Whether the first list of every kind is complete.
     pub fn is_synced(&self) -> bool {
-        self.synced
+        self.synced.is_all()
     }
 
     /// Whether the event stream is open.
@@ -212,6 +215,7 @@ impl Core {
     fn next(&mut self, now: Instant, id: SlotId, view: Option<&ObjectView<'_>>) -> Step {
         let listing = self.listing;
         let slot = self.slot(id);
+        let listing = listing.has(slot.key.kind);
         if slot.outstanding.is_some() || slot.retry_at.is_some_and(|at| at > now) {
             return Step::Idle;
         }
@@ -252,7 +256,7 @@ impl Core {
     fn request(&mut self, id: SlotId, purpose: Purpose, verb: Verb) -> Request {
         match &verb {
             Verb::Get => self.counters.reads += 1,
-            Verb::Create(_) => self.counters.creates += 1,
+            Verb::Create(_) | Verb::CreateNamespace => self.counters.creates += 1,
             Verb::JsonPatch(_) => self.counters.patches += 1,
             Verb::Delete { .. } => self.counters.deletes += 1,
         }
@@ -273,10 +277,13 @@ impl Core {
     pub fn connected(&mut self, now: Instant, peer: &Peer) {
         self.disconnected(now);
         self.peer = Some(PeerState { is_go: !peer.is_ours() });
+        if !peer.namespace.is_empty() {
+            self.peer_namespace = peer.namespace.clone();
+        }
         for id in self.ids_where(|slot| !slot.out.wants.is_empty()) {
             self.enqueue(id);
         }
-        if self.synced {
+        if self.is_synced() {
             self.start_resync();
         }
     }
@@ -369,8 +376,10 @@ impl Core {
         if self.config.role != Role::Agent {
             return;
         }
-        let old =
-            self.ids_where(|slot| slot.out.acked_at.is_some_and(|at| now.saturating_since(at) >= interval));
+        let old = self.ids_where(|slot| {
+            slot.key.kind == Kind::Application
+                && slot.out.acked_at.is_some_and(|at| now.saturating_since(at) >= interval)
+        });
         for id in old {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
@@ -420,7 +429,8 @@ impl Core {
         for id in self.ids_where(|slot| slot.known_source().is_some() || asks(slot)) {
             let slot = self.slot(id);
             // It was made again from less than the whole, or by an agent that knew no principals.
-            slot.out.verify_blind |= slot.observed.known().is_some_and(|copy| copy.principal_uid.is_none());
+            slot.out.verify_blind |= slot.key.kind == Kind::Application
+                && slot.observed.known().is_some_and(|copy| copy.principal_uid.is_none());
             self.want(id, Want::Verify);
         }
     }
@@ -438,7 +448,7 @@ impl Core {
             return *id;
         }
         let mut slot = Slot::new(key.clone());
-        if self.synced && !self.listing {
+        if self.synced.has(key.kind) && !self.listing.has(key.kind) {
             // The list was complete and the watch has not brought it.
             slot.observed = Observed::Absent;
         }

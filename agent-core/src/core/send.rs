@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::hub::as_site_gets_it;
 use super::outbox::{Control, ControlStage, InFlight, KNOWN_MAX, Owner, Stage, Want};
 use super::slot::{Observed, Purpose, SlotId};
 use super::{Core, Note, Role, event_print};
@@ -15,7 +16,7 @@ use crate::event::{
     event_id, resource_id, synthetic_event_id,
 };
 use crate::object::ObjectView;
-use crate::request::{Request, Verb};
+use crate::request::{Key, Kind, Request, Verb};
 use crate::time::Instant;
 use crate::transform::{Strip, payload, tombstone};
 
@@ -202,8 +203,10 @@ impl Core {
         let is_go = self.peer_is_go();
         let role = self.config.role;
         let uuid = self.rng.uuid();
+        let key = self.slot(id).key.clone();
+        let target = Target::of(key.kind);
+        let namespace = String::from(self.namespace_for_peer(&key));
         let slot = self.slot(id);
-        let key = slot.key.clone();
         let control = |r#type, data| Draft {
             target: Target::ResourceResync,
             r#type,
@@ -221,7 +224,7 @@ impl Core {
                 if gone.synthetic {
                     let data = tombstone(&key.namespace, &key.name, &gone.uid, None);
                     return Some(Draft {
-                        target: Target::Application,
+                        target,
                         r#type: Type::Delete,
                         event_id: synthetic_event_id(&key.name, &gone.uid),
                         resource_id: resource_id(&key.name, &gone.uid),
@@ -232,17 +235,19 @@ impl Core {
                     });
                 }
                 let source_uid = gone.source_uid.as_deref();
+                // Of credentials no more goes than is needed to name them.
                 let at_hand = body.filter(|(view, _)| {
-                    *view.uid == *gone.uid
+                    key.kind == Kind::Application
+                        && *view.uid == *gone.uid
                         && (source_uid.is_none() || view.source_uid().as_deref() == source_uid)
                 });
                 let strip = strip_for(role);
                 let data =
                     at_hand.and_then(|(_, bytes)| payload(bytes, strip, None).ok()).unwrap_or_else(|| {
-                        tombstone(&key.namespace, &key.name, &gone.uid, gone.source_uid.as_deref())
+                        tombstone(&namespace, &key.name, &gone.uid, gone.source_uid.as_deref())
                     });
                 Some(Draft {
-                    target: Target::Application,
+                    target,
                     r#type: Type::Delete,
                     event_id: event_id(&key.name, &gone.uid, &gone.resource_version, &data),
                     resource_id: resource_id(&key.name, &gone.uid),
@@ -255,7 +260,10 @@ impl Core {
             Want::Exists | Want::Operation | Want::Terminate | Want::Status => {
                 let (view, bytes) = body?;
                 let present = slot.observed.present()?;
-                if *present.uid != *view.uid || (want == Want::Status && present.source_uid.is_none()) {
+                if *present.uid != *view.uid
+                    || !present.routed
+                    || (want == Want::Status && present.source_uid.is_none())
+                {
                     return None;
                 }
                 let mut strip = strip_for(role);
@@ -296,7 +304,9 @@ impl Core {
                     strip.refresh = true;
                 }
                 let level = operation.as_ref().map_or(level, |latch| latch.print());
-                let data = match payload(bytes, strip, operation.as_ref().map(|latch| &*latch.operation)) {
+                let said = as_site_gets_it(&self.config, key.kind, bytes);
+                let operation_bytes = operation.as_ref().map(|latch| &*latch.operation);
+                let data = match said.and_then(|said| payload(&said, strip, operation_bytes)) {
                     Ok(data) => data,
                     Err(_) => {
                         self.note(Note::BadObject { key, reason: "it has no readable body".into() });
@@ -304,7 +314,7 @@ impl Core {
                     }
                 };
                 Some(Draft {
-                    target: Target::Application,
+                    target,
                     r#type,
                     event_id: match &operation {
                         Some(latch) => {
@@ -322,11 +332,11 @@ impl Core {
             Want::Verify => {
                 let blind = slot.out.verify_blind || matches!(slot.observed, Observed::Absent);
                 let checked = body.filter(|_| !blind).and_then(|(_, bytes)| {
-                    RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, "").ok()
+                    RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, &namespace).ok()
                 });
                 // Without a checksum the answer is the whole object, which is what a copy without a source needs too.
                 let body = checked.unwrap_or_else(|| RequestUpdate {
-                    resource: synced_resource(&key, slot.local_source().unwrap_or_default()),
+                    resource: synced_resource(&key, &namespace, slot.local_source().unwrap_or_default()),
                     checksum: None,
                 });
                 let body = body.encode();
@@ -334,7 +344,8 @@ impl Core {
             }
             Want::Report => {
                 let present = slot.observed.known()?;
-                Some(control(Type::ResponseSyncedResource, synced_resource(&key, &present.uid).encode()))
+                let resource = synced_resource(&key, &key.namespace, &present.uid);
+                Some(control(Type::ResponseSyncedResource, resource.encode()))
             }
             Want::Error => {
                 let message = slot.out.error.as_deref()?;
@@ -344,7 +355,7 @@ impl Core {
                     message: message.into(),
                 }
                 .encode();
-                Some(Draft { target: Target::Application, ..control(Type::Error, data) })
+                Some(Draft { target, ..control(Type::Error, data) })
             }
         }
     }
@@ -356,7 +367,7 @@ impl Core {
             self.counters.sent += 1;
             return Some(frame);
         }
-        if self.synced
+        if self.is_synced()
             && let Some(frame) = self.control_frame(now)
         {
             self.counters.sent += 1;
@@ -415,7 +426,7 @@ impl Core {
         list_checksum(self.iter().filter_map(|(key, slot)| {
             let present = slot.observed.known()?;
             let source = slot.known_source();
-            if self.config.ignore_unmanaged && source.is_none() {
+            if !present.routed || (self.config.ignore_unmanaged && source.is_none()) {
                 return None;
             }
             Some((key.kind.as_str(), &*key.name, source.unwrap_or(&present.uid)))
@@ -423,7 +434,7 @@ impl Core {
     }
 
     pub(super) fn tell_all_statuses(&mut self) {
-        for id in self.ids_where(|slot| slot.known_source().is_some()) {
+        for id in self.ids_where(|slot| slot.key.kind == Kind::Application && slot.known_source().is_some()) {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
         }
@@ -459,7 +470,10 @@ impl Core {
                 if let Some(gone) = told {
                     slot.out.known_as.retain(|uid| *uid != gone.uid);
                     slot.out.acked = 0;
-                    if matches!(slot.observed, Observed::Absent) && !gone.synthetic {
+                    if slot.is_wanted() {
+                        // It came back while its end was on the way.
+                        self.level_check(id);
+                    } else if !matches!(slot.observed, Observed::Unknown(_)) && !gone.synthetic {
                         self.tell_gone(id, &gone.resource_version, None);
                     }
                 }
@@ -493,8 +507,13 @@ impl Core {
         let slot = self.slot(id);
         let Some(present) = slot.observed.present() else { return };
         let (want, level) = match role {
-            Role::Agent if present.source_uid.is_none() || present.ignored => return,
+            Role::Agent
+                if slot.key.kind != Kind::Application || present.source_uid.is_none() || present.ignored =>
+            {
+                return;
+            }
             Role::Agent => (Want::Status, present.report),
+            Role::Principal if !present.routed => return,
             Role::Principal => (Want::Exists, present.shape),
         };
         let told = match slot.out.in_hand() {
@@ -551,10 +570,10 @@ const fn strip_for(role: Role) -> Strip {
     }
 }
 
-fn synced_resource<'a>(key: &'a crate::request::Key, uid: &'a str) -> SyncedResource<'a> {
+fn synced_resource<'a>(key: &'a Key, namespace: &'a str, uid: &'a str) -> SyncedResource<'a> {
     SyncedResource {
         name: (&*key.name).into(),
-        namespace: (&*key.namespace).into(),
+        namespace: namespace.into(),
         uid: uid.into(),
         kind: key.kind.as_str().into(),
     }

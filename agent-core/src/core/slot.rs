@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 
 use super::outbox::{Out, Want};
 use crate::checksum::fingerprint;
+use crate::content;
 use crate::json;
 use crate::object::{self, ObjectView};
-use crate::request::Key;
+use crate::request::{Key, Kind};
 use crate::time::Instant;
 use crate::transform::TERMINATING;
 
@@ -63,8 +64,10 @@ pub(super) struct Present {
     pub(super) has_annotations: bool,
     /// Label `ignore-sync: "true"`.
     pub(super) ignored: bool,
+    /// Principal only: it is for this agent.
+    pub(super) routed: bool,
     pub(super) phase: Phase,
-    /// Of the raw spec.
+    /// Of the raw spec or data; 0: none, or empty data.
     pub(super) spec: u64,
     /// Of the raw status.
     pub(super) status: u64,
@@ -92,13 +95,13 @@ pub(super) enum Phase {
 }
 
 impl Present {
-    pub(super) fn new(view: &ObjectView<'_>) -> Self {
+    pub(super) fn new(kind: Kind, view: &ObjectView<'_>) -> Self {
         let raw = |value: Option<&[u8]>| value.map_or(0, fingerprint);
         let refresh = view.refresh();
         let source_uid = view.source_uid();
         let operation = raw(view.operation);
         let refresh_print = refresh.as_deref().map_or(0, |value| fingerprint(value.as_bytes()));
-        let spec = raw(view.spec);
+        let spec = content::part(kind, view).map_or(0, fingerprint);
         let phase = match view.operation_phase().as_deref() {
             None => Phase::None,
             Some(TERMINATING) => Phase::Terminating,
@@ -127,6 +130,7 @@ impl Present {
             has_status: view.status.is_some(),
             has_annotations: view.annotations.is_some(),
             ignored: view.label(object::IGNORE_SYNC).as_deref() == Some("true"),
+            routed: true,
             phase,
             spec,
             status: raw(view.status),
@@ -185,10 +189,23 @@ pub(super) fn newer(a: &str, b: &str) -> bool {
 pub(super) enum Purpose {
     /// To know the object.
     Read,
+    /// To have a place for it.
+    Namespace,
     Create,
     /// Writes what the peer said about spec, operation, status.
     Write(Applies),
     Delete,
+}
+
+/// What is known of the namespace that an object is to be created in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nothing.
+    Unknown,
+    /// It does not exist and is to be created first.
+    Missing,
+    /// We created it, or somebody else did.
+    Made,
 }
 
 /// Which word of the peer a write carries out.
@@ -304,9 +321,9 @@ pub(super) struct Reference {
     /// Identities on the copy, put back when a local edit removes them.
     pub(super) source_uid: Box<str>,
     pub(super) principal_uid: Box<str>,
-    /// The spec as our API server stored it after our last write (it may prune fields).
-    pub(super) spec: Box<[u8]>,
-    /// Fingerprint of `spec`.
+    /// The spec or data as our API server stored it after our last write (it may prune fields).
+    pub(super) spec: Option<Box<[u8]>>,
+    /// Fingerprint of `spec`; 0: none.
     pub(super) print: u64,
     /// Canonical fingerprint of the spec that the hub asked for; 0: not known.
     pub(super) asked: u64,
@@ -360,6 +377,7 @@ pub(super) struct Slot {
     pub(super) compare: Option<Box<Compare>>,
     /// Source UID of the hub's object that waits to hear of the end.
     pub(super) report_end: Option<Box<str>>,
+    pub(super) place: Place,
     /// It was being deleted when we first saw it: nobody here knows who asked.
     pub(super) unknown_deletion: bool,
     pub(super) out: Out,
@@ -433,6 +451,7 @@ impl Slot {
             stale_operation: 0,
             compare: None,
             report_end: None,
+            place: Place::Unknown,
             unknown_deletion: false,
             out: Out::default(),
             failures: 0,
@@ -487,6 +506,11 @@ impl Slot {
         };
     }
 
+    /// Whether the peer is to have the object, as far as the API server of this side is concerned.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.observed.present().is_some_and(|present| present.routed)
+    }
+
     /// The acknowledgements that are withheld.
     pub(super) fn acks_mut(&mut self) -> impl Iterator<Item = &mut Option<Ack>> {
         let word = self.word.as_mut().map(|asked| &mut asked.ack);
@@ -497,7 +521,13 @@ impl Slot {
 
     /// Whether nothing would be lost by forgetting it.
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self.observed, Observed::Absent)
+        // What is another agent's may be read again if it ever becomes this one's.
+        let is_nothing = match &self.observed {
+            Observed::Absent => true,
+            Observed::Present(present) => !present.routed && !self.must_read,
+            Observed::Unknown(_) => false,
+        };
+        is_nothing
             && self.outstanding.is_none()
             && self.gone_uid.is_none()
             && self.word.is_none()

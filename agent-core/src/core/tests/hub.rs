@@ -346,7 +346,7 @@ fn request_update_table() {
 
 #[test]
 fn the_list_is_compared_only_when_it_is_complete() {
-    let mut rig = Rig::new(Config::principal("agent-1", "p-1"), "agent-1");
+    let mut rig = Rig::new(Config::principal("agent-1", "hub", "p-1"), "agent-1");
     rig.connect();
     rig.event_with(Type::RequestSyncedResourceList, r#"{"checksum":null}"#, "u-1", "");
     assert_eq!(rig.frames(), vec![], "not acknowledged: the agent asks again");

@@ -56,17 +56,21 @@ impl Rig {
 
     /// A principal's half for `agent-1` that has listed `objects`.
     fn hub(objects: &[&str]) -> Self {
-        let mut rig = Self::new(Config::principal("agent-1", "p-1"), "agent-1");
+        let mut rig = Self::new(Config::principal("agent-1", "hub", "p-1"), "agent-1");
         rig.list(objects);
         rig
     }
 
     fn list(&mut self, objects: &[&str]) {
-        self.core.list_started(Kind::Application);
+        for kind in Kind::ALL {
+            self.core.list_started(kind);
+        }
         for object in objects {
             self.see(object);
         }
-        self.core.synced(self.now, Kind::Application);
+        for kind in Kind::ALL {
+            self.core.synced(self.now, kind);
+        }
     }
 
     fn key(&self, object: &str) -> Key {
@@ -88,6 +92,7 @@ impl Rig {
         let peer = Peer {
             version: "1".into(),
             instance: "x".into(),
+            namespace: "".into(),
             mapping: Some(Mapping::Namespace),
             capabilities: Capabilities::OURS,
         };
@@ -199,6 +204,7 @@ impl Rig {
 fn verb(request: &Request) -> &'static str {
     match request.verb {
         Verb::Get => "GET",
+        Verb::CreateNamespace => "POST namespace",
         Verb::Create(_) => "POST",
         Verb::JsonPatch(_) => "PATCH",
         Verb::Delete { .. } => "DELETE",
@@ -209,7 +215,7 @@ fn body(request: &Request) -> String {
     match &request.verb {
         Verb::Create(body) | Verb::JsonPatch(body) => String::from_utf8(body.clone()).unwrap(),
         Verb::Delete { uid } => uid.to_string(),
-        Verb::Get => String::new(),
+        Verb::Get | Verb::CreateNamespace => String::new(),
     }
 }
 
@@ -256,7 +262,7 @@ fn an_unknown_target_is_acknowledged_and_named() {
     EventWriter {
         source: "",
         r#type: Type::Create.as_str(),
-        target: Target::AppProject,
+        target: Target::ApplicationSet,
         subject: None,
         event_id: "e",
         resource_id: "r",
@@ -267,7 +273,7 @@ fn an_unknown_target_is_acknowledged_and_named() {
     .encode(&mut frame);
     rig.core.receive(rig.now, &frame).unwrap();
     assert_eq!(rig.types(), words(&["processed"]));
-    assert!(matches!(&rig.notes()[..], [Note::Unsupported { target, .. }] if &**target == "appproject"));
+    assert!(matches!(&rig.notes()[..], [Note::Unsupported { target, .. }] if &**target == "applicationset"));
 }
 
 #[test]
