@@ -8,6 +8,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use agent_core::glob;
+use agent_core::peer::Mapping;
+
 /// Everything that `main` has to know.
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -56,6 +59,9 @@ pub(crate) struct Options {
     pub(crate) on_application_recreate: String,
     pub(crate) adoption_policy: String,
     pub(crate) ignore_unmanaged_apps: bool,
+    pub(crate) mapping: Mapping,
+    pub(crate) create_namespace: bool,
+    pub(crate) allowed_namespaces: Vec<String>,
     pub(crate) kubeconfig: String,
     pub(crate) kubecontext: String,
     /// Environment values that could not be parsed.
@@ -184,9 +190,9 @@ const FLAGS: &[Flag] = &[
     flag("cache-refresh-interval", "ARGOCD_AGENT_CACHE_REFRESH_INTERVAL", Time, "10s", Ignored, "Period of cluster cache information"),
     flag("informer-sync-timeout", "ARGOCD_AGENT_INFORMER_SYNC_TIMEOUT", Time, "10s", Full, "After this long without a complete list, say so"),
     flag("buffer-informer-event-interval", "ARGOCD_AGENT_BUFFER_INFORMER_EVENT_INTERVAL", Time, "0", Ignored, "Throttle updates of each Application"),
-    flag("destination-based-mapping", "ARGOCD_AGENT_DESTINATION_BASED_MAPPING", Bool, "false", Refused, "Applications keep their namespace; the destination names the agent"),
-    flag("create-namespace", "ARGOCD_AGENT_CREATE_NAMESPACE", Bool, "false", Refused, "Create missing namespaces (with destination-based mapping)"),
-    flag("allowed-namespaces", "ARGOCD_AGENT_ALLOWED_NAMESPACES", List, "", Ignored, "Further namespaces with Applications"),
+    flag("destination-based-mapping", "ARGOCD_AGENT_DESTINATION_BASED_MAPPING", Bool, "false", Full, "Applications keep their namespace; the destination names the agent"),
+    flag("create-namespace", "ARGOCD_AGENT_CREATE_NAMESPACE", Bool, "false", Full, "Create missing namespaces (with destination-based mapping)"),
+    flag("allowed-namespaces", "ARGOCD_AGENT_ALLOWED_NAMESPACES", List, "", Full, "Patterns of further namespaces with Applications (with destination-based mapping)"),
     flag("label-selector", "ARGOCD_AGENT_LABEL_SELECTOR", Text, "", Full, "Only objects with these labels"),
     flag("ignore-unmanaged-apps", "ARGOCD_AGENT_IGNORE_UNMANAGED_APPS", Bool, "false", Full, "Applications that did not come from the principal take no part in a resync"),
     flag("source-uid-mismatch-policy", "ARGOCD_AGENT_SOURCE_UID_MISMATCH_POLICY", Text, "recreate", Full, "recreate or upsert"),
@@ -379,6 +385,15 @@ impl Values {
         if self.duration("buffer-informer-event-interval") < 0 {
             return fatal("--buffer-informer-event-interval must not be below 0".into());
         }
+        let allowed_namespaces: Vec<String> =
+            self.list("allowed-namespaces").into_iter().filter(|pattern| !pattern.is_empty()).collect();
+        if let Some(expression) =
+            allowed_namespaces.iter().find(|pattern| glob::expression(pattern).is_some())
+        {
+            return fatal(format!(
+                "--allowed-namespaces {expression}: this agent understands patterns such as team-*, no regular expressions"
+            ));
+        }
         one_of(
             "source-uid-mismatch-policy",
             self.text("source-uid-mismatch-policy"),
@@ -418,6 +433,13 @@ impl Values {
             on_application_recreate: self.text("on-application-recreate").to_owned(),
             adoption_policy: self.text("adoption-policy").to_owned(),
             ignore_unmanaged_apps: self.bool("ignore-unmanaged-apps"),
+            mapping: if self.bool("destination-based-mapping") {
+                Mapping::Destination
+            } else {
+                Mapping::Namespace
+            },
+            create_namespace: self.bool("create-namespace"),
+            allowed_namespaces,
             kubeconfig: self.text("kubeconfig").to_owned(),
             kubecontext: self.text("kubecontext").to_owned(),
             without_effect: self.without_effect(),
@@ -790,8 +812,7 @@ mod tests {
             ("--informer-sync-timeout 0", "above 0"),
             ("--cache-refresh-interval 0", "above 0"),
             ("--source-uid-mismatch-policy x", "recreate, upsert"),
-            ("--destination-based-mapping", "not built yet"),
-            ("--create-namespace=1", "not built yet"),
+            ("--allowed-namespaces a,/b.*/", "no regular expressions"),
             ("--enable-websocket", "not built yet"),
         ] {
             let message = fatal(line, &[]);

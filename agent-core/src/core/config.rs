@@ -64,7 +64,7 @@ pub struct Config {
     pub namespace: String,
     /// How Applications are mapped to agents.
     pub mapping: Mapping,
-    /// Agent with destination-based mapping only: patterns of namespaces, beside its own, that Applications may live in.
+    /// Destination-based mapping only: patterns of namespaces, beside its own, that Applications may live in.
     pub allowed_namespaces: Vec<String>,
     /// Agent with destination-based mapping only: a namespace that is missing is created.
     pub create_namespace: bool,

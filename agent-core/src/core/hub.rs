@@ -42,7 +42,8 @@ impl Core {
         let config = &self.config;
         if key.kind == Kind::Application {
             return config.mapping == Mapping::Namespace
-                || view.destination_name().as_deref() == Some(&*config.agent);
+                || (view.destination_name().as_deref() == Some(&*config.agent)
+                    && self.admits_namespace(&key.namespace));
         }
         if view.deletion_timestamp.is_some() || content::objection(key.kind, view).is_some() {
             return false;

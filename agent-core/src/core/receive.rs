@@ -140,7 +140,12 @@ impl Core {
         match r#type {
             Type::Create | Type::SpecUpdate => {
                 refuse_objection(key.kind, view)?;
-                self.admit_namespace(&key.namespace)?;
+                if !self.admits_namespace(&key.namespace) {
+                    return Err(alloc::format!(
+                        "namespace {} is not among --allowed-namespaces",
+                        key.namespace
+                    ));
+                }
                 let (_, is_remapped) = self.site_namespace(&view.namespace);
                 let object = if is_remapped {
                     remapped(payload).map_err(|_| "the object's annotations cannot be read")?
@@ -331,16 +336,13 @@ impl Core {
         if is_remapped { &self.peer_namespace } else { &key.namespace }
     }
 
-    fn admit_namespace(&self, namespace: &str) -> Result<(), alloc::string::String> {
+    /// Whether Applications may live in this namespace.
+    pub(super) fn admits_namespace(&self, namespace: &str) -> bool {
         let config = &self.config;
         let allowed = config.allowed_namespaces.iter().map(|pattern| &**pattern);
-        if namespace == config.namespace
+        namespace == config.namespace
             || config.mapping == Mapping::Namespace
             || glob::list_matches(allowed, namespace, &config.regex)
-        {
-            return Ok(());
-        }
-        Err(alloc::format!("namespace {namespace} is not among --allowed-namespaces"))
     }
 
     /// A delete for a UID that the pending word has replaced already: senders order nothing across UIDs.
