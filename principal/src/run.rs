@@ -141,6 +141,7 @@ async fn start(options: &Options, mut warnings: Vec<String>) -> Result<Principal
         principal_uid,
         namespace: options.namespace.clone(),
         mapping,
+        allowed_namespaces: options.allowed_namespaces.clone(),
         max_message: options.grpc_max_message_size,
     };
     let hub = Arc::new(Hub::new(shared, allowed));

@@ -109,6 +109,7 @@ impl Agent {
         let shared = &self.shared;
         let config = Config {
             mapping: shared.mapping,
+            allowed_namespaces: shared.allowed_namespaces.clone(),
             regex: crate::namespaces::regex,
             ..Config::principal(&self.name, &shared.namespace, &shared.principal_uid)
         };
@@ -476,6 +477,9 @@ mod tests {
                 selector: Selector::new(""),
                 processors: tokio::sync::Semaphore::new(1),
                 principal_uid: "p".into(),
+                namespace: "argocd".into(),
+                mapping: Mapping::Namespace,
+                allowed_namespaces: Vec::new(),
                 max_message: 1 << 20,
             }),
             "agent-1",

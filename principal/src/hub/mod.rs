@@ -38,6 +38,8 @@ pub struct Shared {
     pub namespace: String,
     /// How Applications are mapped to agents.
     pub mapping: Mapping,
+    /// `--allowed-namespaces`, for the cores.
+    pub allowed_namespaces: Vec<String>,
     /// Limit of a message both ways.
     pub max_message: usize,
 }

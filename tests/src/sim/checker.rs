@@ -6,7 +6,7 @@ use agent_core::time::Instant;
 use serde_json::Value;
 
 use super::scenario::Side;
-use super::{AGENT, EDGE_NAMESPACE, PRINCIPAL_UID};
+use super::{AGENT, EDGE_NAMESPACE, PRINCIPAL_UID, content};
 use crate::controller::REFRESH;
 use crate::kube::Resource;
 use crate::kube::store::{Store, Watch, WatchOptions, WatchType};
@@ -47,6 +47,8 @@ pub(super) struct Checker {
     refused: BTreeMap<String, Instant>,
     /// Copies that had lost their mark of origin when the agent stopped: nothing tells them from the site's own.
     estranged: BTreeSet<String>,
+    /// Projects, repositories and keys.
+    ledger: content::Ledger,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,7 @@ impl Checker {
             locals: BTreeMap::new(),
             refused: BTreeMap::new(),
             estranged: BTreeSet::new(),
+            ledger: content::Ledger::default(),
         }
     }
 
@@ -211,11 +214,19 @@ impl Checker {
         Ok(())
     }
 
+    /// The hub's projects, repositories and keys may have changed. How many were withdrawn from the site is returned.
+    pub(super) fn follow_content(&mut self, hub: &Store) -> u64 {
+        self.ledger.follow(hub)
+    }
+
     /// A half is about to delete: is there a ground?
-    pub(super) fn delete(&self, side: Side, object: &Value) -> Result<(), Violation> {
+    pub(super) fn delete(&self, side: Side, resource: Resource, object: &Value) -> Result<(), Violation> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         if side == Side::Hub {
             return Err(Violation::new("delete-on-hub", format!("the principal deletes {name}")));
+        }
+        if resource != Resource::Application {
+            return self.ledger.delete(object);
         }
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
         let Some(source_uid) = self.origins.get(uid) else {
@@ -232,11 +243,14 @@ impl Checker {
 
     /// Whether the copy of `source_uid` may go.
     pub(super) fn is_deleted(&self, source_uid: &str) -> bool {
-        self.deleted.contains(source_uid)
+        self.deleted.contains(source_uid) || self.ledger.is_withdrawn(source_uid)
     }
 
     /// What differs between the sides; `None` when they agree.
     pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
+        if let Some(difference) = content::difference(hub, edge) {
+            return Some(difference);
+        }
         for object in hub.iter(Resource::Application) {
             let name = object.name();
             if self.estranged.contains(name) {

@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use agent_core::core::{Config, Core, Counters, Note};
+use agent_core::core::{Config, Core, Counters, Note, Role};
 use agent_core::informer::{self, End, Informer};
 use agent_core::peer::{Capabilities, Mapping, Peer};
 use agent_core::rand::Rng;
 use agent_core::request::{Key, Kind, Observation, Outcome, Ticket, Verb};
+use agent_core::router::{Route, Router};
 use agent_core::time::{Instant, Wall};
 
 /// One call to the half's own API server.
@@ -69,7 +70,9 @@ pub trait Half {
 #[derive(Debug)]
 pub struct CoreHalf {
     core: Core,
-    informer: Informer,
+    informers: Vec<Informer>,
+    /// On the hub: which objects are the agent's.
+    router: Option<Router>,
     rng: Rng,
     calls: BTreeMap<u64, Pending>,
     next_id: u64,
@@ -83,24 +86,41 @@ pub struct CoreHalf {
 #[derive(Debug)]
 enum Pending {
     Object(Ticket),
-    Fetch(u32),
+    /// Of the informer at this place.
+    Fetch(usize, u32),
 }
 
 impl CoreHalf {
     pub fn new(config: Config, seed: u64, wall: Wall, believes_empty_lists: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let fetch = informer::Config {
-            kind: Kind::Application,
-            namespace: Some(config.namespace.as_str().into()),
-            label_selector: "argocd-agent.argoproj-labs.io/ignore-sync!=true".into(),
-            // Small, so that lists have several pages.
-            page_size: 7,
-            streaming_lists: rng.below(2) == 0,
+        let streaming_lists = rng.below(2) == 0;
+        let is_hub = config.role == Role::Principal;
+        let informer = |kind| {
+            let namespace = match (kind, config.mapping) {
+                (Kind::Application, Mapping::Destination) => None,
+                (Kind::Application, Mapping::Namespace) if is_hub => Some(config.agent.as_str()),
+                _ => Some(config.namespace.as_str()),
+            };
+            Informer::new(informer::Config {
+                kind,
+                namespace: namespace.map(Into::into),
+                label_selector: informer::selector("").into(),
+                // Small, so that lists have several pages.
+                page_size: 7,
+                streaming_lists,
+            })
         };
+        let informers = Kind::ALL.map(informer).into();
+        let router = is_hub.then(|| {
+            let mut router = Router::new(config.mapping, config.regex);
+            router.add_agent(&config.agent);
+            router
+        });
         let instance = rng.uuid();
         Self {
             core: Core::new(config, Rng::new(rng.next_u64()), wall),
-            informer: Informer::new(fetch),
+            informers,
+            router,
             rng,
             calls: BTreeMap::new(),
             next_id: 0,
@@ -111,22 +131,27 @@ impl CoreHalf {
         }
     }
 
-    fn feed_informer(&mut self, now: Instant, bytes: Option<&[u8]>, end: Option<End>) {
-        let Self { core, informer, rng, believed, listed, .. } = self;
+    fn feed_informer(&mut self, now: Instant, at: usize, bytes: Option<&[u8]>, end: Option<End>) {
+        let Self { core, informers, router, rng, believed, listed, .. } = self;
+        let informer = &mut informers[at];
+        let kind = informer.kind();
+        let believed = if kind == Kind::Application { believed } else { &mut None };
         let mut sink = |event: informer::Event<'_>| match event {
             informer::Event::ListStarted => {
                 *listed = 0;
-                core.list_started(Kind::Application);
+                core.list_started(kind);
             }
             informer::Event::Present { key, object } => {
                 *listed += 1;
-                core.observe(now, &key, Observation::Present(object));
+                let route = router.as_mut().map(|router| router.present(&key, object));
+                follow(core, now, &key, Observation::Present(object), route);
                 if let Some(believed) = believed {
                     believed.insert(key, object.to_vec());
                 }
             }
             informer::Event::Gone { key, object } => {
-                core.observe(now, &key, Observation::Gone(object));
+                let route = router.as_mut().map(|router| router.gone(&key));
+                follow(core, now, &key, Observation::Gone(object), route);
                 if let Some(believed) = believed {
                     believed.remove(&key);
                 }
@@ -139,7 +164,7 @@ impl CoreHalf {
                         core.observe(now, &key, Observation::Gone(&object));
                     }
                 }
-                core.synced(now, Kind::Application);
+                core.synced(now, kind);
             }
         };
         if let Some(bytes) = bytes {
@@ -161,12 +186,24 @@ impl CoreHalf {
     }
 }
 
+/// On the hub an object reaches the core only if it may be the agent's, and what follows it is looked at again.
+fn follow(core: &mut Core, now: Instant, key: &Key, observation: Observation<'_>, route: Option<Route>) {
+    let Some(route) = route else { return core.observe(now, key, observation) };
+    if !route.agents.is_empty() {
+        core.observe(now, key, observation);
+    }
+    for (_, key) in route.recheck {
+        core.recheck(now, &key);
+    }
+}
+
 impl Half for CoreHalf {
     fn peer(&self) -> Peer {
         Peer {
             version: "0.0.0-sim".into(),
             instance: self.instance.as_str().into(),
-            mapping: Some(Mapping::Namespace),
+            namespace: self.core.config().namespace.as_str().into(),
+            mapping: Some(self.core.config().mapping),
             capabilities: Capabilities::OURS,
         }
     }
@@ -190,10 +227,13 @@ impl Half for CoreHalf {
     }
 
     fn poll_call(&mut self, now: Instant) -> Option<Call> {
-        let (pending, what) = if let Some(fetch) = self.informer.poll_fetch(&mut self.rng) {
-            // Only the latest fetch is of interest.
-            self.calls.retain(|_, pending| !matches!(pending, Pending::Fetch(_)));
-            (Pending::Fetch(fetch.id), What::Fetch { path: fetch.path })
+        let Self { informers, rng, .. } = self;
+        let mut fetches =
+            informers.iter_mut().enumerate().filter_map(|(at, one)| Some((at, one.poll_fetch(rng)?)));
+        let (pending, what) = if let Some((at, fetch)) = fetches.next() {
+            // Only the latest fetch of a kind is of interest.
+            self.calls.retain(|_, pending| !matches!(pending, Pending::Fetch(of, _) if *of == at));
+            (Pending::Fetch(at, fetch.id), What::Fetch { path: fetch.path })
         } else {
             let request = self.core.poll_request(now)?;
             (Pending::Object(request.ticket), What::Object { key: request.key, verb: request.verb })
@@ -209,14 +249,14 @@ impl Half for CoreHalf {
                 self.core.complete(now, *ticket, outcome);
                 self.calls.remove(&id);
             }
-            (Some(Pending::Fetch(fetch)), answer) => {
-                let current = self.informer.fetching() == Some(*fetch);
+            (Some(&Pending::Fetch(at, fetch)), answer) => {
+                let current = self.informers[at].fetching() == Some(fetch);
                 match answer {
-                    Answer::Bytes(bytes) if current => self.feed_informer(now, Some(bytes), None),
+                    Answer::Bytes(bytes) if current => self.feed_informer(now, at, Some(bytes), None),
                     Answer::End(end) => {
                         self.calls.remove(&id);
                         if current {
-                            self.feed_informer(now, None, Some(end));
+                            self.feed_informer(now, at, None, Some(end));
                         }
                     }
                     _ => {}
@@ -228,18 +268,21 @@ impl Half for CoreHalf {
     }
 
     fn handle_timeout(&mut self, now: Instant) {
-        self.informer.handle_timeout(now, &mut self.rng);
-        while self.informer.poll_note().is_some() {}
+        for informer in &mut self.informers {
+            informer.handle_timeout(now, &mut self.rng);
+            while informer.poll_note().is_some() {}
+        }
         self.core.handle_timeout(now);
         self.take_notes();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.informer.poll_timeout().into_iter().chain(self.core.poll_timeout()).min()
+        let informers = self.informers.iter().filter_map(Informer::poll_timeout);
+        informers.chain(self.core.poll_timeout()).min()
     }
 
     fn has_synced(&self) -> bool {
-        self.informer.has_synced()
+        self.informers.iter().all(Informer::has_synced)
     }
 
     fn is_settled(&self) -> bool {

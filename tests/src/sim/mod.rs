@@ -5,6 +5,7 @@
 //! it heals everything and judges. [`explore`] runs many seeds and shortens what fails.
 
 pub mod checker;
+mod content;
 pub mod half;
 pub mod plant;
 pub mod scenario;
@@ -188,6 +189,8 @@ impl Counters {
 
 /// The agent's name, and the hub's namespace for it.
 pub const AGENT: &str = "agent-1";
+/// Where the hub's Argo CD and the principal live.
+pub const HUB_NAMESPACE: &str = "argocd-hub";
 /// Where the agent keeps Applications.
 pub const EDGE_NAMESPACE: &str = "argocd";
 /// Survives every crash of the principal.
@@ -205,6 +208,11 @@ pub const COUNTERS: &[&str] = &[
     "compactions",
     "confirmed_deletes",
     "conflicts",
+    "content_deleted",
+    "content_edge_deletes",
+    "content_edge_edits",
+    "content_withdrawn",
+    "content_written",
     "controller_finalized",
     "controller_reconciled",
     "controller_started",

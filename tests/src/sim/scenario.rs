@@ -4,6 +4,8 @@ use std::fmt;
 
 use agent_core::rand::Rng;
 
+use super::content;
+
 /// One of the two clusters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Side {
@@ -114,6 +116,8 @@ pub enum Action {
         app: u8,
         healthy: bool,
     },
+    /// Projects, repositories and keys.
+    Content(content::Action),
     Cut {
         millis: u64,
     },
@@ -243,6 +247,14 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
         steps.push(Step { at, action });
     }
     let end = at;
+    // Of another stream of numbers: what is generated for Applications does not depend on it.
+    let mut others = Rng::new(seed ^ SCENARIO ^ 1);
+    for number in 0..30 + others.below(20) {
+        let early = if number < 12 { 8_000 } else { end };
+        let at = others.below(early);
+        let value = 1000 + number as u32;
+        steps.push(Step { at, action: Action::Content(content::Action::draw(&mut others, value)) });
+    }
     let mut trouble = |rng: &mut Rng, action: Action| steps.push(Step { at: 2000 + rng.below(end), action });
     for _ in 0..3 + rng.below(3) {
         let longest = if rng.below(2) == 0 { 8_000 } else { 45_000 };

@@ -16,7 +16,7 @@ use super::checker::{Checker, SOURCE_UID, Violation};
 use super::half::{Answer, Call, CoreHalf, Half, What};
 use super::plant::{FrameKind, Plant, forged_ack, frame_kind};
 use super::scenario::{Action, Fault, ListFault, Side, Step};
-use super::{AGENT, Counters, EDGE_NAMESPACE, PRINCIPAL_UID, Report};
+use super::{AGENT, Counters, EDGE_NAMESPACE, HUB_NAMESPACE, PRINCIPAL_UID, Report, content};
 use crate::controller;
 use crate::kube::closure::{Route, Shape};
 use crate::kube::query::Query;
@@ -51,15 +51,23 @@ pub(super) struct World {
 /// One cluster and the half that lives there.
 struct Station {
     namespace: &'static str,
+    argocd_namespace: &'static str,
     store: Store,
     half: Option<Box<dyn Half>>,
     incarnation: u32,
     faults: Vec<Fault>,
     list_fault: Option<ListFault>,
-    watch: Option<OpenWatch>,
+    watches: BTreeMap<Resource, OpenWatch>,
     /// The stream that this half believes in; 0: none.
     stream: u64,
     held: BTreeSet<Key>,
+}
+
+impl Station {
+    /// Applications live in the agent's namespace, everything else in Argo CD's.
+    fn namespace_of(&self, resource: Resource) -> &'static str {
+        if resource == APPLICATION { self.namespace } else { self.argocd_namespace }
+    }
 }
 
 struct OpenWatch {
@@ -134,18 +142,25 @@ impl Ord for Entry {
 impl World {
     pub(super) fn new(seed: u64, plant: Option<Plant>) -> Self {
         let mut rng = Rng::new(seed ^ WORLD);
-        let mut station = |namespace| Station {
+        let mut station = |namespace, argocd_namespace| Station {
             namespace,
+            argocd_namespace,
             store: Store::new(rng.next_u64(), WALL),
             half: None,
             incarnation: 0,
             faults: Vec::new(),
             list_fault: None,
-            watch: None,
+            watches: BTreeMap::new(),
             stream: 0,
             held: BTreeSet::new(),
         };
-        let stations = [station(AGENT), station(EDGE_NAMESPACE)];
+        let mut stations = [station(AGENT, HUB_NAMESPACE), station(EDGE_NAMESPACE, EDGE_NAMESPACE)];
+        // What an installation of Argo CD brings along.
+        for object in content::installed() {
+            let store = &mut stations[Side::Edge.index()].store;
+            let created = store.create(content::resource_of(&object), EDGE_NAMESPACE, object);
+            debug_assert!(created.is_ok(), "{created:?}");
+        }
         let edge = &stations[Side::Edge.index()].store;
         let checker = Checker::new(&stations[Side::Hub.index()].store, edge);
         let options =
@@ -380,8 +395,12 @@ impl World {
         while let Some(call) = self.stations[side.index()].half.as_mut().and_then(|half| half.poll_call(now))
         {
             let incarnation = self.stations[side.index()].incarnation;
-            if matches!(call.what, What::Fetch { .. }) {
-                self.stations[side.index()].watch = None;
+            if let What::Fetch { path } = &call.what
+                && let Route::Collection { resource, .. } =
+                    Route::parse(path.split('?').next().unwrap_or_default())
+            {
+                // A new list or watch of a kind replaces the one before.
+                self.stations[side.index()].watches.remove(&resource);
             }
             let delay = self.millis(1, 20);
             self.after(delay, Due::Call { side, incarnation, call });
@@ -557,7 +576,7 @@ impl World {
 
     fn start(&mut self, side: Side) {
         let config = match side {
-            Side::Hub => Config::principal(AGENT, PRINCIPAL_UID),
+            Side::Hub => Config::principal(AGENT, HUB_NAMESPACE, PRINCIPAL_UID),
             Side::Edge => Config::agent(EDGE_NAMESPACE),
         };
         let believes = self.plant == Some(Plant::DeleteOnEmptyList) && side == Side::Hub;
@@ -583,7 +602,7 @@ impl World {
         let station = &mut self.stations[side.index()];
         station.half = None;
         station.stream = 0;
-        station.watch = None;
+        station.watches.clear();
         station.list_fault = None;
         station.held.clear();
         station.incarnation += 1;
@@ -641,7 +660,7 @@ impl World {
                 }
             }
             Action::BreakWatch { side } => {
-                if self.stations[side.index()].watch.is_some() {
+                if !self.stations[side.index()].watches.is_empty() {
                     self.counters.add("watches_broken", 1);
                     self.break_watch(side);
                 }
@@ -674,7 +693,7 @@ impl World {
     fn break_watch(&mut self, side: Side) {
         let station = &mut self.stations[side.index()];
         let incarnation = station.incarnation;
-        if let Some(open) = station.watch.take() {
+        for open in core::mem::take(&mut station.watches).into_values() {
             self.answer(side, incarnation, open.id, Answer::End(End::Broken("connection reset".to_owned())));
         }
     }
@@ -824,6 +843,7 @@ impl World {
                     self.wake_controller();
                 }
             }
+            Action::Content(action) => self.act_on_content(action)?,
             Action::Cut { .. }
             | Action::Crash { .. }
             | Action::Api { .. }
@@ -847,26 +867,86 @@ impl World {
 
     fn create(&mut self, side: Side, name: &str, mut object: Value) -> Result<(), Violation> {
         object["metadata"]["name"] = json!(name);
+        self.create_of(side, APPLICATION, object)
+    }
+
+    fn create_of(&mut self, side: Side, resource: Resource, object: Value) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         station
             .store
-            .create(APPLICATION, station.namespace, object)
+            .create(resource, station.namespace_of(resource), object)
             .map_err(|status| Violation::new("simulator", format!("create {name}: {}", status.message)))?;
         self.changed(side)
     }
 
     fn write(&mut self, side: Side, name: &str, patch: Value) -> Result<(), Violation> {
+        self.patch(side, APPLICATION, name, &patch)
+    }
+
+    fn patch(&mut self, side: Side, resource: Resource, name: &str, patch: &Value) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
+        let namespace = station.namespace_of(resource);
         // A name that is gone meanwhile, or a version that is not the latest: the writer comes back.
-        let _ = station.store.patch_value(APPLICATION, station.namespace, name, PatchType::Merge, &patch);
+        let _ = station.store.patch_value(resource, namespace, name, PatchType::Merge, patch);
         self.changed(side)
     }
 
     fn delete(&mut self, side: Side, name: &str) -> Result<(), Violation> {
+        self.delete_of(side, APPLICATION, name)
+    }
+
+    fn delete_of(&mut self, side: Side, resource: Resource, name: &str) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
+        let namespace = station.namespace_of(resource);
         // What is gone already is deleted.
-        let _ = station.store.delete(APPLICATION, station.namespace, name, &Preconditions::default());
+        let _ = station.store.delete(resource, namespace, name, &Preconditions::default());
         self.changed(side)
+    }
+
+    /// Somebody on the hub writes a project, a repository or the keys as a whole.
+    fn put(&mut self, object: Value) -> Result<(), Violation> {
+        let resource = content::resource_of(&object);
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let station = &self.stations[Side::Hub.index()];
+        if station.store.get(resource, station.namespace_of(resource), &name).is_err() {
+            return self.create_of(Side::Hub, resource, object);
+        }
+        self.patch(Side::Hub, resource, &name, &object)
+    }
+
+    fn act_on_content(&mut self, action: content::Action) -> Result<(), Violation> {
+        use content::Action;
+        let (resource, name) = action.object();
+        match action {
+            Action::Put { .. } => {
+                self.count("content_written");
+                self.put(action.body())
+            }
+            Action::Delete { .. } => {
+                let station = &self.stations[Side::Hub.index()];
+                if station.store.get(resource, station.namespace_of(resource), &name).is_ok() {
+                    self.count("content_deleted");
+                    self.delete_of(Side::Hub, resource, &name)?;
+                }
+                Ok(())
+            }
+            Action::EdgeEdit { .. } | Action::EdgeDelete { .. } => {
+                let edge = &self.stations[Side::Edge.index()].store;
+                let is_copy = edge
+                    .get(resource, EDGE_NAMESPACE, &name)
+                    .is_ok_and(|object| object.value()["metadata"]["annotations"].get(SOURCE_UID).is_some());
+                if !is_copy {
+                    return Ok(());
+                }
+                if matches!(action, Action::EdgeDelete { .. }) {
+                    self.count("content_edge_deletes");
+                    return self.delete_of(Side::Edge, resource, &name);
+                }
+                self.count("content_edge_edits");
+                self.patch(Side::Edge, resource, &name, &action.body())
+            }
+        }
     }
 
     /// A store may have changed: everybody who watches it gets a turn.
@@ -875,6 +955,10 @@ impl World {
         let mut arrived = 0;
         self.checker.follow(self.now, side, &station.store, &mut arrived)?;
         self.counters.add("operations_arrived", arrived);
+        if side == Side::Hub {
+            let withdrawn = self.checker.follow_content(&self.stations[Side::Hub.index()].store);
+            self.counters.add("content_withdrawn", withdrawn);
+        }
         self.schedule_watch(side);
         if side == Side::Edge {
             self.wake_controller();
@@ -886,20 +970,24 @@ impl World {
         let delay = self.millis(1, 60);
         let station = &mut self.stations[side.index()];
         let incarnation = station.incarnation;
-        let Some(open) = &mut station.watch else { return };
-        if open.scheduled || open.watch.is_current(&station.store) {
-            return;
+        let mut due = Vec::new();
+        for open in station.watches.values_mut() {
+            if !open.scheduled && !open.watch.is_current(&station.store) {
+                open.scheduled = true;
+                due.push(open.id);
+            }
         }
-        open.scheduled = true;
-        let id = open.id;
-        self.after(delay, Due::WatchTurn { side, incarnation, id });
+        for id in due {
+            self.after(delay, Due::WatchTurn { side, incarnation, id });
+        }
     }
 
     fn watch_turn(&mut self, side: Side, incarnation: u32, id: u64) {
         let station = &mut self.stations[side.index()];
-        let Some(open) =
-            station.watch.as_mut().filter(|open| open.id == id && station.incarnation == incarnation)
-        else {
+        if station.incarnation != incarnation {
+            return;
+        }
+        let Some((&resource, open)) = station.watches.iter_mut().find(|(_, open)| open.id == id) else {
             return;
         };
         open.scheduled = false;
@@ -909,7 +997,7 @@ impl World {
         }
         let ended = open.watch.has_ended();
         if ended {
-            station.watch = None;
+            station.watches.remove(&resource);
         }
         self.answer(side, incarnation, id, Answer::Bytes(&lines));
         if ended {
@@ -920,11 +1008,11 @@ impl World {
 
     fn watch_end(&mut self, side: Side, incarnation: u32, id: u64) {
         let station = &mut self.stations[side.index()];
-        let is_open = station.watch.as_ref().is_some_and(|open| open.id == id);
-        if !is_open || station.incarnation != incarnation {
+        if station.incarnation != incarnation {
             return;
         }
-        let Some(open) = station.watch.take() else { return };
+        let Some((&resource, _)) = station.watches.iter().find(|(_, open)| open.id == id) else { return };
+        let Some(open) = station.watches.remove(&resource) else { return };
         if let Some(event) = station.store.bookmark(&open.watch) {
             self.answer(side, incarnation, id, Answer::Bytes(&event.line()));
         }
@@ -1029,6 +1117,7 @@ impl World {
                 Ok(object) => store.create(resource, namespace, object).map(|object| object.json().to_vec()),
                 Err(error) => Err(Status::bad_request(error.to_string())),
             },
+            Verb::CreateNamespace => Err(Status::bad_request("no namespace is missing here")),
             Verb::JsonPatch(patch) => store
                 .patch(resource, namespace, name, PatchType::Json, &patch)
                 .map(|object| object.json().to_vec()),
@@ -1037,7 +1126,7 @@ impl World {
                     && object.uid() == &*uid
                     && !object.is_terminating()
                 {
-                    self.checker.delete(side, object.value())?;
+                    self.checker.delete(side, resource, object.value())?;
                     self.counters.add("edge_deletes_by_agent", 1);
                 }
                 let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
@@ -1086,7 +1175,9 @@ impl World {
         let namespace = namespace.as_deref();
         let streamed = query.is_watch();
         let lists = !streamed || path_and_query.contains("sendInitialEvents=true");
-        let fault = if lists { station.list_fault.take() } else { None };
+        // The list that a fault meets is most often the longest one.
+        let is_met = lists && (*resource == APPLICATION || self.now.as_millis() % 4 == 0);
+        let fault = if is_met { station.list_fault.take() } else { None };
         let answer: Result<Vec<u8>, Status> = match fault {
             Some(ListFault::Fails) => {
                 self.counters.add("failed_lists", 1);
@@ -1106,8 +1197,9 @@ impl World {
                         }
                         station.store.watch(*resource, namespace, &options)
                     });
-                    let opened =
-                        opened.map(|watch| station.watch = Some(OpenWatch { id, watch, scheduled: false }));
+                    let opened = opened.map(|watch| {
+                        station.watches.insert(*resource, OpenWatch { id, watch, scheduled: true });
+                    });
                     if fault.is_some() {
                         self.lied(side);
                     }
@@ -1132,9 +1224,6 @@ impl World {
             }
             Ok(_) => {
                 self.counters.add("watches", 1);
-                if let Some(open) = &mut self.stations[side.index()].watch {
-                    open.scheduled = true;
-                }
                 self.after(delay, Due::WatchTurn { side, incarnation, id });
                 // Sooner than asked for, as servers may: a run is short.
                 let limit = query.watch_limit().unwrap_or(WATCH_LIMIT) / 8;
@@ -1218,14 +1307,15 @@ impl World {
         }
         for key in core::mem::take(&mut station.held) {
             let edge = &self.stations[Side::Edge.index()].store;
-            let Ok(object) = edge.get(APPLICATION, EDGE_NAMESPACE, &key.name) else { continue };
+            let resource = Resource::from(key.kind);
+            let Ok(object) = edge.get(resource, EDGE_NAMESPACE, &key.name) else { continue };
             let Some(source_uid) = object.value()["metadata"]["annotations"][SOURCE_UID].as_str() else {
                 continue;
             };
             if self.checker.is_deleted(source_uid) && self.confirmed.insert(source_uid.to_owned()) {
                 let patch = json!({"metadata": {"annotations": {CONFIRM_DELETE: source_uid}}});
                 self.count("confirmed_deletes");
-                self.write(Side::Edge, &key.name, patch)?;
+                self.patch(Side::Edge, resource, &key.name, &patch)?;
             }
         }
         Ok(())

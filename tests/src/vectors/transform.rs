@@ -199,6 +199,11 @@ impl Rig {
             Verb::Create(body) => parsed(body)
                 .and_then(|object| self.store.create(resource, &key.namespace, object))
                 .map(|object| object.json().to_vec()),
+            Verb::CreateNamespace => {
+                let namespace = parsed(&Verb::namespace_body(&key.namespace));
+                let created = namespace.and_then(|object| self.store.create(Resource::Namespace, "", object));
+                created.map(|object| object.json().to_vec())
+            }
             Verb::JsonPatch(body) => self
                 .store
                 .patch(resource, &key.namespace, &key.name, PatchType::Json, body)
@@ -255,7 +260,7 @@ fn inbound(case: &Value) -> Result<Verdict, String> {
             },
             ..Config::agent(text(case, "namespace"))
         },
-        "principal" => Config::principal(agent, "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa"),
+        "principal" => Config::principal(agent, "argocd", "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa"),
         other => return Err(format!("unknown role {other:?}")),
     };
     let (events, results) = (list(case, "events"), list(case, "results"));
@@ -502,7 +507,7 @@ fn emitted(result: &Value, rig: &Rig) -> Result<Option<&'static str>, String> {
 fn outbound(case: &Value) -> Result<Verdict, String> {
     let principal = case["role"] == "principal";
     let config = if principal {
-        Config::principal("agent-1", text(case, "principal_uid"))
+        Config::principal("agent-1", "argocd", text(case, "principal_uid"))
     } else {
         Config::agent("argocd")
     };
