@@ -415,11 +415,12 @@ impl Core {
         if let Some(current) = slot.observed.present()
             && !present.is_newer_than(current)
         {
-            if present.resource_version == current.resource_version {
+            let is_same = present.resource_version == current.resource_version;
+            if is_same && present.routed == current.routed {
                 slot.must_read = false;
                 return true;
             }
-            if !counts_anew {
+            if !is_same && !counts_anew {
                 return false;
             }
         }

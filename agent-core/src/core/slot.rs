@@ -524,10 +524,11 @@ impl Slot {
         // What is another agent's may be read again if it ever becomes this one's.
         let is_nothing = match &self.observed {
             Observed::Absent => true,
-            Observed::Present(present) => !present.routed && !self.must_read,
+            Observed::Present(present) => !present.routed,
             Observed::Unknown(_) => false,
         };
         is_nothing
+            && !self.must_read
             && self.outstanding.is_none()
             && self.gone_uid.is_none()
             && self.word.is_none()
