@@ -270,6 +270,10 @@ impl Core {
                 .is_some_and(|own| compare.checksum.as_deref() == Some(&own[..]));
         let slot = self.slot(id);
         let Some(present) = slot.observed.present() else { return };
+        if same_uid && !slot.out.known_as.contains(&compare.uid) {
+            // A principal before us told it.
+            slot.out.known_as.push(compare.uid.clone());
+        }
         if compare.uid != present.uid {
             // What was acknowledged was refused there, or went to a former copy: what was asked for still stands.
             slot.out.refresh |= present.refresh != 0;
