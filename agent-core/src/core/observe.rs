@@ -41,8 +41,9 @@ impl Core {
             if purpose != Purpose::Read {
                 // The reply tells whether this is its echo or a change after it; until then nothing is decided on it.
                 slot.spoke_version = Some(present.resource_version.clone());
-                if self.config.role == Role::Principal {
-                    self.hub_saw_removal(id, &present);
+                match self.config.role {
+                    Role::Agent => self.site_saw_mark(id, &present, view),
+                    Role::Principal => self.hub_saw_removal(id, &present),
                 }
                 return;
             }

@@ -86,19 +86,17 @@ impl Core {
             slot.recreate = None;
             return;
         }
-        let Some(source_uid) = present.source_uid.clone() else { return };
-        if slot.reference.is_none() {
-            // Until the hub speaks, what stands on the site is the reference.
-            let principal_uid = present.principal_uid.clone().unwrap_or_default();
-            slot.reference = Some(Reference {
-                print: present.spec,
-                spec: content::part(slot.key.kind, view).map(Into::into),
-                asked: 0,
-                uid: present.uid.clone(),
-                source_uid: source_uid.clone(),
-                principal_uid,
-            });
+        if present.source_uid.is_none()
+            && slot.reference.take_if(|reference| reference.uid != present.uid).is_some()
+        {
+            // It stands where our copy was, and nothing here tells whether it is one: the hub says what it is to be.
+            slot.recreate = None;
+            slot.out.verify_blind = true;
+            self.want(id, Want::Verify);
+            return;
         }
+        let Some(source_uid) = present.source_uid.clone() else { return };
+        recognise(slot.key.kind, &mut slot.reference, present, view);
         if before.is_none()
             && !own_write
             && present.deleting
@@ -128,6 +126,15 @@ impl Core {
         self.level_check(id);
     }
 
+    /// An event that arrives while a write of ours is on its way: the mark that it shows may be gone when it is read.
+    pub(super) fn site_saw_mark(&mut self, id: SlotId, passing: &Present, view: &ObjectView<'_>) {
+        let slot = self.slot(id);
+        let is_later = slot.observed.known().is_none_or(|known| passing.is_newer_than(known));
+        if is_later && !passing.ignored {
+            recognise(slot.key.kind, &mut slot.reference, passing, view);
+        }
+    }
+
     pub(super) fn site_gone(
         &mut self,
         _now: Instant,
@@ -139,7 +146,13 @@ impl Core {
         self.unwant(id, &[Want::Status]);
         let slot = self.slot(id);
         slot.out.acked = 0;
-        let Some(before) = before else { return };
+        let Some(before) = before else {
+            if slot.recreate.is_none() {
+                // Of a copy that was seen in passing.
+                slot.reference = None;
+            }
+            return;
+        };
         let reference = slot.reference.take();
         let unknown_deletion = core::mem::take(&mut slot.unknown_deletion);
         let version = version.unwrap_or_else(|| before.resource_version.clone());
@@ -861,6 +874,26 @@ fn said_print(kind: Kind, incoming: &ObjectView<'_>) -> u64 {
         None => 0,
         Some(spec) if kind == Kind::Application => site_spec(spec).map_or(0, |spec| value_fingerprint(&spec)),
         Some(part) => value_fingerprint(part),
+    }
+}
+
+/// A copy that bears its mark is the one that the reference speaks of from now on.
+fn recognise(kind: Kind, reference: &mut Option<Reference>, copy: &Present, view: &ObjectView<'_>) {
+    let Some(source_uid) = &copy.source_uid else { return };
+    match reference {
+        Some(reference) if reference.source_uid == *source_uid => reference.uid = copy.uid.clone(),
+        Some(_) => {}
+        None => {
+            // Until the hub speaks, what stands on the site is the reference.
+            *reference = Some(Reference {
+                print: copy.spec,
+                spec: content::part(kind, view).map(Into::into),
+                asked: 0,
+                uid: copy.uid.clone(),
+                source_uid: source_uid.clone(),
+                principal_uid: copy.principal_uid.clone().unwrap_or_default(),
+            });
+        }
     }
 }
 

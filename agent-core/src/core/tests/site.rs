@@ -785,6 +785,121 @@ fn a_copy_whose_mark_was_removed_is_compared_all_the_same() {
 }
 
 #[test]
+fn what_stands_unmarked_in_place_of_a_copy_is_for_the_hub_to_name() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let mut rig = settled(&[&local]);
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+    rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+    rig.event(Type::SpecUpdate, &hub_app_with("h-1", 8, "a", ending, ""));
+    // Ours without its mark, or another: nothing here tells.
+    let unmarked = site_app("l-2", 8, "", "a");
+    let read = rig.request();
+    rig.done(&read, &unmarked);
+    let requests = rig.requests();
+    assert!(requests.iter().all(|request| verb(request) == "GET"), "{requests:?}");
+    let frames = rig.frames();
+    let asked = frames.iter().find(|frame| frame.r#type == "request-update").unwrap();
+    assert!(asked.data.contains(r#""checksum":null"#), "{}", asked.data);
+    rig.ack(asked);
+    // The answer may adopt it.
+    rig.event(Type::Create, &hub_app_with("h-1", 9, "a", ending, ""));
+    let read = rig.request();
+    rig.done(&read, &unmarked);
+    let stamp = rig.request();
+    assert!(body(&stamp).contains("source-uid"), "{}", body(&stamp));
+    rig.done(&stamp, &site_app_with("l-2", 9, "h-1", "a", r#","finalizers":["f"]"#, ""));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-2"));
+    rig.done(&delete, GONE);
+    let frames = rig.frames();
+    let end = frames.iter().find(|frame| frame.r#type == "delete").unwrap();
+    assert!(end.data.contains(r#""argocd.argoproj.io/source-uid":"h-1""#), "{}", end.data);
+}
+
+#[test]
+fn an_object_of_the_site_in_place_of_a_copy_is_not_overwritten_by_a_revert() {
+    let config = Config { adoption_policy: AdoptionPolicy::Never, ..Config::agent("argocd") };
+    let mut rig = settled_with(config, &[&site_app("l-1", 5, "h-1", "a")]);
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let create = rig.request();
+    // Somebody here was faster.
+    rig.fail(&create, 409, "AlreadyExists");
+    let own = site_app("l-2", 7, "", "own");
+    let read = rig.request();
+    rig.done(&read, &own);
+    let mut types = Vec::new();
+    for round in 0..4 {
+        if round == 1 {
+            rig.event(Type::Create, &hub_app("h-1", 9, "a"));
+        }
+        for request in rig.requests() {
+            assert_eq!(verb(&request), "GET");
+            rig.done(&request, &own);
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+            types.push(frame.r#type);
+        }
+    }
+    assert_eq!(types, words(&["request-update", "processed", "error"]));
+}
+
+#[test]
+fn a_copy_whose_making_was_not_answered_is_known_once_its_mark_was_seen() {
+    // (made again after a local deletion, seen before the answer was given up)
+    for (again, in_passing) in [(true, true), (true, false), (false, true), (false, false)] {
+        let local = site_app("l-1", 5, "h-1", "a");
+        let objects: &[&str] = if again { &[&local] } else { &[] };
+        let mut rig = settled(objects);
+        if again {
+            rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+        } else {
+            rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "a"));
+        }
+        let create = rig.request();
+        assert_eq!(verb(&create), "POST");
+        let marked = site_app("l-2", 7, "h-1", "a");
+        if in_passing {
+            rig.see(&marked);
+        }
+        rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+        if !in_passing {
+            rig.see(&marked);
+        }
+        // The mark goes, and is not missed before the hub speaks.
+        let unmarked = site_app("l-2", 8, "", "a");
+        rig.event(Type::SpecUpdate, &hub_app("h-1", 8, "b"));
+        let read = rig.request();
+        rig.done(&read, &unmarked);
+        let update = rig.request();
+        let patch = body(&update);
+        assert!(
+            patch.contains("source-uid") && patch.contains(r#""path":"b""#),
+            "{again} {in_passing} {patch}"
+        );
+    }
+}
+
+#[test]
+fn a_copy_that_went_while_its_making_was_not_answered_is_no_reference() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let create = rig.request();
+    rig.see(&site_app("l-1", 7, "h-1", "a"));
+    rig.see_gone(&site_app("l-1", 8, "h-1", "a"));
+    rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+    rig.event(Type::Delete, &hub_app("h-1", 8, "a"));
+    let read = rig.request();
+    // Somebody put a copy of another object there, which is not to become one of the former.
+    rig.done(&read, &site_app("l-2", 9, "h-9", "b"));
+    let requests = rig.requests();
+    assert!(requests.iter().all(|request| verb(request) == "GET"), "{requests:?}");
+}
+
+#[test]
 fn a_go_principal_is_not_told_its_own_operation() {
     for is_go in [true, false] {
         let local = site_app("l-1", 5, "h-1", "a");
