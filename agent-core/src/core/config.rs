@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::peer::Mapping;
+use crate::request::Kind;
 use crate::transform::OnRecreate;
 
 /// Which half this core is.
@@ -113,6 +114,15 @@ impl Config {
             max_events: 64,
             max_event_bytes: 512 * 1024,
             status_interval: Duration::from_secs(6 * 3600),
+        }
+    }
+
+    /// Namespace whose objects of this kind this half is about; `None`: all.
+    pub fn namespace_of(&self, kind: Kind) -> Option<&str> {
+        match (kind, self.mapping, self.role) {
+            (Kind::Application, Mapping::Destination, _) => None,
+            (Kind::Application, Mapping::Namespace, Role::Principal) => Some(&self.agent),
+            _ => Some(&self.namespace),
         }
     }
 
