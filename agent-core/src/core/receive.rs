@@ -49,6 +49,9 @@ impl Core {
             (Some(Target::Application), EventType::Known(kind)) => self.application(now, &event, kind),
             (Some(Target::ResourceResync), EventType::Known(kind)) => self.resync(now, &event, kind),
             (Some(Target::Heartbeat), _) => Ok(Answer::Ack),
+            (Some(Target::ClusterCacheInfoUpdate), _) => {
+                self.cluster_info_event(&event).map(|()| Answer::Ack)
+            }
             _ => {
                 self.note(Note::Unsupported { target: event.dataschema.into(), r#type: event.r#type.into() });
                 Ok(Answer::Ack)
@@ -337,6 +340,9 @@ impl Core {
         let stage = &mut self.outbox.controls[control as usize];
         if matches!(stage, ControlStage::Sent { event, .. } if *event == print) {
             *stage = ControlStage::Idle;
+            if control == Control::ClusterInfo {
+                self.cluster_info_acknowledged();
+            }
         }
     }
 }
