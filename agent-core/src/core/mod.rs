@@ -4,6 +4,7 @@
 //! API server last said (`observed`) and what the peer last said (`word`), and one function per role, `next`, that names the one
 //! request to make now. Every outcome only updates `observed` and asks `next` again (docs/core.md).
 
+mod cluster;
 mod config;
 mod hub;
 mod note;
@@ -25,6 +26,7 @@ pub use self::config::{AdoptionPolicy, Config, MismatchPolicy, ResyncDeleteLimit
 pub use self::note::{Counters, Note};
 pub use self::receive::ReceiveError;
 
+use self::cluster::Cluster;
 use self::outbox::{Control, ControlStage, Outbox, Stage, Want};
 use self::slot::{Ack, Asked, Observed, Purpose, Slot, SlotId};
 use crate::checksum::fingerprint;
@@ -51,6 +53,7 @@ pub struct Core {
     outstanding: usize,
     timers: BTreeSet<(Instant, SlotId)>,
     outbox: Outbox,
+    cluster: Cluster,
     /// Kinds of which the first list is complete.
     synced: Kinds,
     /// Kinds of which a (re)list is under way.
@@ -112,8 +115,14 @@ impl Core {
             outstanding: 0,
             timers: BTreeSet::new(),
             outbox,
+<<<<<<< HEAD
             synced: Kinds::default(),
             listing: Kinds::default(),
+=======
+            cluster: Cluster::default(),
+            synced: false,
+            listing: false,
+>>>>>>> store
             peer: None,
             peer_namespace: Box::default(),
             resynced: false,
@@ -277,9 +286,13 @@ impl Core {
     pub fn connected(&mut self, now: Instant, peer: &Peer) {
         self.disconnected(now);
         self.peer = Some(PeerState { is_go: !peer.is_ours() });
+<<<<<<< HEAD
         if !peer.namespace.is_empty() {
             self.peer_namespace = peer.namespace.clone();
         }
+=======
+        self.cluster_info_for(peer);
+>>>>>>> store
         for id in self.ids_where(|slot| !slot.out.wants.is_empty()) {
             self.enqueue(id);
         }

@@ -54,6 +54,9 @@ impl Core {
             }
             (Some(Target::ResourceResync), EventType::Known(kind)) => self.resync(now, &event, kind),
             (Some(Target::Heartbeat), _) => Ok(Answer::Ack),
+            (Some(Target::ClusterCacheInfoUpdate), _) => {
+                self.cluster_info_event(&event).map(|()| Answer::Ack)
+            }
             _ => {
                 self.note(Note::Unsupported { target: event.dataschema.into(), r#type: event.r#type.into() });
                 Ok(Answer::Ack)
@@ -478,6 +481,9 @@ impl Core {
         let stage = &mut self.outbox.controls[control as usize];
         if matches!(stage, ControlStage::Sent { event, .. } if *event == print) {
             *stage = ControlStage::Idle;
+            if control == Control::ClusterInfo {
+                self.cluster_info_acknowledged();
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tables of facts in, requests and frames out: one test per rule of docs/core.md.
 
+mod cluster;
 mod hub;
 mod outbox;
 mod site;
@@ -155,6 +156,7 @@ impl Rig {
             | Type::ResponseSyncedResource
             | Type::RequestSyncedResourceList => Target::ResourceResync,
             Type::Processed => Target::EventProcessed,
+            Type::ClusterCacheInfoUpdate => Target::ClusterCacheInfoUpdate,
             _ => Target::Application,
         };
         let mut frame = Vec::new();
