@@ -89,6 +89,8 @@ pub struct Config {
     pub max_events: usize,
     /// Bytes in flight towards the peer; one larger event is let through.
     pub max_event_bytes: usize,
+    /// How often both sides are compared as a whole, on average; a peer that knows no digest is compared daily. Zero: never.
+    pub round_interval: Duration,
     /// A status is repeated when it was acknowledged this long ago.
     pub status_interval: Duration,
 }
@@ -113,6 +115,7 @@ impl Config {
             max_requests: 8,
             max_events: 64,
             max_event_bytes: 512 * 1024,
+            round_interval: Duration::from_secs(15 * 60),
             status_interval: Duration::from_secs(6 * 3600),
         }
     }

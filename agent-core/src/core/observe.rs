@@ -8,6 +8,8 @@ use core::time::Duration;
 use super::outbox::{Stage, Want};
 use super::slot::{Applies, Observed, Place, Present, Purpose, SlotId, newer};
 use super::{Core, Note, Role, take_asked};
+use crate::checksum::value_fingerprint;
+use crate::content;
 use crate::object::ObjectView;
 use crate::rand::Rng;
 use crate::request::{Key, Kind, Observation, Outcome, Status, Ticket};
@@ -260,8 +262,17 @@ impl Core {
 
     /// What a rule needs to know of an object of this side.
     fn present(&self, key: &Key, view: &ObjectView<'_>) -> Present {
-        let routed = self.config.role == Role::Agent || self.is_routed(key, view);
-        Present { routed, ..Present::new(key.kind, view) }
+        let present = Present::new(key.kind, view);
+        match self.config.role {
+            Role::Agent => {
+                let said = content::part(key.kind, view).map_or(0, value_fingerprint);
+                Present { said, ..present }
+            }
+            Role::Principal if self.is_routed(key, view) => {
+                Present { said: self.said_print(key.kind, view), ..present }
+            }
+            Role::Principal => Present { routed: false, ..present },
+        }
     }
 
     /// A write stands: the word it carried out is acknowledged.

@@ -9,7 +9,9 @@ use super::slot::{Ack, Asked, Exists, GoneWord, OperationWord, SlotId, Word};
 use super::{ACK_WITHHELD_MAX, Core, Note, Role, event_print};
 use crate::cloudevent::{AGENT_SOURCE, DecodeError, EventView};
 use crate::event::is_synthetic;
-use crate::event::{ErrorBody, EventType, RequestUpdate, SyncedResource, SyncedResourceList, Target, Type};
+use crate::event::{
+    ErrorBody, EventType, RequestUpdate, ResyncDigest, SyncedResource, SyncedResourceList, Target, Type,
+};
 use crate::object::{NAMESPACE_REMAPPED, ObjectView};
 use crate::peer::Mapping;
 use crate::request::{Key, Kind, is_dns_label, is_dns_subdomain};
@@ -408,6 +410,11 @@ impl Core {
                 self.counters.resyncs += 1;
                 self.tell_all_statuses();
                 self.verify_all();
+                self.round_failed();
+            }
+            (Role::Principal, Type::ResyncDigest) => {
+                let theirs = ResyncDigest::decode(payload).map_err(|error| alloc::format!("{error}"))?;
+                self.compare_digest(theirs);
             }
             (Role::Agent, Type::ResponseSyncedResource) => {
                 let body = SyncedResource::decode(payload).map_err(|error| alloc::format!("{error}"))?;

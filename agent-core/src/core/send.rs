@@ -389,7 +389,7 @@ impl Core {
     }
 
     fn control_frame(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let control = [Control::List, Control::Resync]
+        let control = [Control::List, Control::Resync, Control::Digest]
             .into_iter()
             .find(|control| self.outbox.controls[*control as usize] == ControlStage::Wanted)?;
         let (r#type, data) = match control {
@@ -397,6 +397,7 @@ impl Core {
                 let checksum = self.list_checksum().map(|sum| sum.to_vec());
                 (Type::RequestSyncedResourceList, SyncedResourceList { checksum }.encode())
             }
+            Control::Digest => (Type::ResyncDigest, self.digest().encode()),
             _ => (Type::RequestResourceResync, RESOURCE_RESYNC_BODY.to_vec()),
         };
         Some(self.send_control(now, control, Target::ResourceResync, r#type, &data, 1))

@@ -869,7 +869,7 @@ impl Core {
 }
 
 /// Canonical fingerprint of what the hub says an object to be, as it stands on a site; 0: nothing, or nothing readable.
-fn said_print(kind: Kind, incoming: &ObjectView<'_>) -> u64 {
+pub(super) fn said_print(kind: Kind, incoming: &ObjectView<'_>) -> u64 {
     match content::part(kind, incoming) {
         None => 0,
         Some(spec) if kind == Kind::Application => site_spec(spec).map_or(0, |spec| value_fingerprint(&spec)),

@@ -47,6 +47,8 @@ pub(super) struct Checker {
     refused: BTreeMap<String, Instant>,
     /// Copies that had lost their mark of origin when the agent stopped: nothing tells them from the site's own.
     estranged: BTreeSet<String>,
+    /// Names about which a frame was acknowledged and not carried out: no digest knows labels, annotations and finalizers.
+    swallowed: BTreeSet<String>,
     /// Projects, repositories and keys.
     ledger: content::Ledger,
 }
@@ -89,6 +91,7 @@ impl Checker {
             locals: BTreeMap::new(),
             refused: BTreeMap::new(),
             estranged: BTreeSet::new(),
+            swallowed: BTreeSet::new(),
             ledger: content::Ledger::default(),
         }
     }
@@ -129,6 +132,11 @@ impl Checker {
             .map(|object| object.name().to_owned())
             .collect();
         self.estranged.extend(names);
+    }
+
+    /// A frame about this name was acknowledged and not carried out.
+    pub(super) fn swallowed(&mut self, name: String) {
+        self.swallowed.insert(name);
     }
 
     /// The site's API server refuses a write to this object.
@@ -248,7 +256,7 @@ impl Checker {
 
     /// What differs between the sides; `None` when they agree.
     pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
-        if let Some(difference) = content::difference(hub, edge) {
+        if let Some(difference) = content::difference(hub, edge, &self.swallowed) {
             return Some(difference);
         }
         for object in hub.iter(Resource::Application) {
@@ -259,7 +267,8 @@ impl Checker {
             let Ok(copy) = edge.get(Resource::Application, EDGE_NAMESPACE, name) else {
                 return Some(format!("{name} is not on the site"));
             };
-            if let Some(difference) = difference(object.value(), copy.value()) {
+            let with_metadata = !self.swallowed.contains(name);
+            if let Some(difference) = difference(object.value(), copy.value(), with_metadata) {
                 return Some(format!("{name}: {difference}"));
             }
         }
@@ -307,7 +316,7 @@ impl Checker {
 }
 
 /// What makes the copy different from what the hub says.
-fn difference(hub: &Value, edge: &Value) -> Option<String> {
+fn difference(hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
     let (wanted, found) = (&hub["metadata"], &edge["metadata"]);
     if wanted["deletionTimestamp"].is_string() || found["deletionTimestamp"].is_string() {
         return Some("it is still being deleted".to_owned());
@@ -329,15 +338,18 @@ fn difference(hub: &Value, edge: &Value) -> Option<String> {
         let annotations = metadata["annotations"].as_object().cloned().unwrap_or_default();
         annotations.into_iter().filter(|(name, _)| name != SOURCE_UID && name != PRINCIPAL).collect()
     };
-    if others(wanted) != others(found) {
+    if with_metadata && others(wanted) != others(found) {
         return Some(format!("annotations {} and {}", wanted["annotations"], found["annotations"]));
     }
     let empty = |value: &Value| value.as_object().is_none_or(serde_json::Map::is_empty);
-    if wanted["labels"] != found["labels"] && !(empty(&wanted["labels"]) && empty(&found["labels"])) {
+    if with_metadata
+        && wanted["labels"] != found["labels"]
+        && !(empty(&wanted["labels"]) && empty(&found["labels"]))
+    {
         return Some(format!("labels {} and {}", wanted["labels"], found["labels"]));
     }
     let finalizers = |metadata: &Value| metadata["finalizers"].as_array().cloned().unwrap_or_default();
-    if finalizers(wanted) != finalizers(found) {
+    if with_metadata && finalizers(wanted) != finalizers(found) {
         return Some(format!("finalizers {} and {}", wanted["finalizers"], found["finalizers"]));
     }
     let mut spec = hub["spec"].clone();

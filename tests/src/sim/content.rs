@@ -211,7 +211,7 @@ fn is_wanted(hub: &Store, object: &Object) -> bool {
 }
 
 /// What differs between the sides; `None` when they agree.
-pub(super) fn difference(hub: &Store, edge: &Store) -> Option<String> {
+pub(super) fn difference(hub: &Store, edge: &Store, swallowed: &BTreeSet<String>) -> Option<String> {
     for object in all(hub) {
         let (name, resource) = (object.name(), resource_of(object.value()));
         let copy = edge.get(resource, EDGE_NAMESPACE, name).ok();
@@ -223,7 +223,9 @@ pub(super) fn difference(hub: &Store, edge: &Store) -> Option<String> {
                 if source != Some(object.uid()) {
                     return Some(format!("{name}: the copy is of another object"));
                 }
-                if let Some(difference) = copy_differs(resource, object.value(), copy.value()) {
+                let with_metadata = !swallowed.contains(name);
+                if let Some(difference) = copy_differs(resource, object.value(), copy.value(), with_metadata)
+                {
                     return Some(format!("{name}: {difference}"));
                 }
             }
@@ -238,8 +240,8 @@ pub(super) fn difference(hub: &Store, edge: &Store) -> Option<String> {
     left.map(|object| format!("{} is on the site only", object.name()))
 }
 
-fn copy_differs(resource: Resource, hub: &Value, edge: &Value) -> Option<String> {
-    if hub["metadata"]["labels"] != edge["metadata"]["labels"] {
+fn copy_differs(resource: Resource, hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
+    if with_metadata && hub["metadata"]["labels"] != edge["metadata"]["labels"] {
         return Some("labels".to_owned());
     }
     if resource != Resource::AppProject {
