@@ -177,8 +177,9 @@ impl Core {
         let slot = self.slot(id);
         let Some(compare) = slot.compare.take() else { return };
         let Some(present) = slot.observed.present() else { return };
-        // A checksum knows nothing of labels and annotations: what was refused is told again.
+        // A checksum knows nothing of labels and annotations, nor of deletion: what was refused, or is to go, is told again.
         let equal = !slot.out.refused
+            && !present.deleting
             && compare.uid == present.uid
             && spec_checksum(slot.key.kind, bytes)
                 .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
