@@ -365,6 +365,24 @@ fn resync_deletes_are_limited_and_released_by_a_person() {
 }
 
 #[test]
+fn the_end_of_another_object_does_not_release_a_held_delete() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let limit = ResyncDeleteLimit { count: 0, percent: 0 };
+    let mut rig = settled_with(Config { resync_delete_limit: limit, ..Config::agent("argocd") }, &[&local]);
+    rig.event_with(Type::Delete, &hub_app("h-1", 7, "a"), "app_h-1_", "p-1");
+    assert_eq!((rig.requests(), rig.core.counters().held), (vec![], 1));
+    // It came and went on the hub before the site heard of it.
+    rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
+    assert_eq!(rig.types(), words(&["processed", "processed"]));
+    rig.see(&site_app("l-1", 6, "h-1", "a").replace(
+        r#""annotations":{"#,
+        r#""annotations":{"argocd-agent.argoproj-labs.io/confirm-delete":"h-1","#,
+    ));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+}
+
+#[test]
 fn operation_is_set_once_and_a_lost_acknowledgement_is_no_second_one() {
     let local = site_app("l-1", 5, "h-1", "a");
     let mut rig = settled(&[&local]);
@@ -676,6 +694,14 @@ fn a_former_object_goes_although_the_word_that_replaced_it_was_taken_back() {
     rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
     let delete = rig.request();
     assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+    // Not so where another principal told its end.
+    let mut rig = settled(&[&local]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "a"));
+    let read = rig.request();
+    rig.fail(&read, 503, "ServiceUnavailable");
+    rig.event_with(Type::Delete, &hub_app("h-1", 8, "a"), "app_h-1_8_x", "p-2");
+    rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
+    assert!(rig.requests().iter().all(|request| verb(request) == "GET"));
 }
 
 #[test]
