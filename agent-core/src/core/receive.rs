@@ -126,7 +126,7 @@ impl Core {
                     synthetic: is_synthetic(event.event_id),
                     admitted: false,
                 };
-                if self.is_about_other_object(&key, &word) {
+                if self.is_about_former_object(&key, &word) {
                     return Ok(Answer::Ack);
                 }
                 self.set_word(now, &key, Word::Gone(word), event);
@@ -205,25 +205,20 @@ impl Core {
         Ok(Key::new(Kind::Application, &self.config.namespace, name))
     }
 
-    /// A delete for another UID than that of the pending word: senders order nothing across UIDs, and a held delete waits for long.
+    /// A delete for a UID that the pending word has replaced already: senders order nothing across UIDs.
     ///
-    /// It is remembered: should the pending word be taken back, or not be about the copy here, that object must still go.
-    fn is_about_other_object(&mut self, key: &Key, word: &GoneWord) -> bool {
+    /// It is remembered: should the pending word be taken back, the former object must still go.
+    fn is_about_former_object(&mut self, key: &Key, word: &GoneWord) -> bool {
         let Some(&id) = self.index.get(key) else { return false };
         let slot = self.slot(id);
-        let (source_uid, principal_uid) = match slot.word.as_ref().map(|asked| &asked.what) {
-            Some(Word::Exists(exists)) => (&exists.source_uid, &exists.principal_uid),
-            // What answers a question is about what is here.
-            Some(Word::Gone(gone)) if !word.synthetic => (&gone.source_uid, &gone.principal_uid),
-            _ => return false,
-        };
-        let is_other = *source_uid != word.source_uid;
+        let Some(Asked { what: Word::Exists(exists), .. }) = &slot.word else { return false };
+        let is_former = exists.source_uid != word.source_uid;
         // One principal's word is no ground together with another's.
-        let counts = !word.synthetic && *principal_uid == word.principal_uid;
-        if is_other && counts && slot.former.len() < FORMER_MAX {
+        let counts = !word.synthetic && exists.principal_uid == word.principal_uid;
+        if is_former && counts && slot.former.len() < FORMER_MAX {
             slot.former.push(word.source_uid.clone());
         }
-        is_other
+        is_former
     }
 
     fn wanted_slot(&mut self, _now: Instant, key: &Key, ack: &Ack) -> SlotId {
@@ -350,5 +345,5 @@ fn asked<T>(event: &EventView<'_>, serial: u32, what: T, ack: Ack) -> Asked<T> {
     Asked { what, ack: Some(ack), refused: false, event: event_print(event.event_id), serial }
 }
 
-/// Ends of other objects remembered beside one pending word; what is beyond is settled by the next resync.
+/// Ends of former objects remembered beside one pending word; what is beyond is settled by the next resync.
 const FORMER_MAX: usize = 8;

@@ -341,7 +341,7 @@ pub(super) struct Slot {
     pub(super) before_list: bool,
     pub(super) seen: Seen,
     pub(super) word: Option<Asked<Word>>,
-    /// Source UIDs whose end was told while `word`, about another object, was pending.
+    /// Source UIDs whose end was told while `word`, about a later object, was pending.
     pub(super) former: Vec<Box<str>>,
     pub(super) operation: Option<Asked<OperationWord>>,
     pub(super) terminate: Option<Asked<Box<str>>>,
