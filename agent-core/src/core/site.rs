@@ -495,7 +495,8 @@ impl Core {
                 slot.out.verify_blind = true;
                 self.want(id, Want::Verify);
             }
-            return Some(Step::Idle);
+            // What is here stays as the hub said last.
+            return if is_known { None } else { Some(Step::Idle) };
         };
         if is_repeated {
             // The acknowledgement was lost, the operation was not.

@@ -505,6 +505,12 @@ fn an_operation_for_another_object_than_the_one_here_waits_for_the_hub_to_say_wh
         assert!(frames[0].r#type == "request-update" && frames[0].data.contains(r#""checksum":null"#));
         assert_eq!(rig.requests(), vec![]);
         rig.ack(&frames[0]);
+        // Meanwhile the copy stays as it was asked for.
+        rig.see(&site_app("l-1", 6, "h-1", "edited"));
+        let revert = rig.request();
+        assert!(verb(&revert) == "PATCH" && !body(&revert).contains("/operation"));
+        let local = site_app("l-1", 7, "h-1", "a");
+        rig.done(&revert, &local);
         rig.event(r#type, &answer);
         let (mut stands, mut types, mut sets) = (local.clone(), Vec::new(), 0);
         for _ in 0..8 {
