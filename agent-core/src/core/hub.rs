@@ -270,11 +270,10 @@ impl Core {
         }
         let Some(compare) = slot.compare.take() else { return };
         let Some(present) = slot.observed.present() else { return };
-        // A checksum knows nothing of labels and annotations: what was refused is told again.
+        // A checksum knows nothing of labels and annotations, nor of deletion: what was refused, or is to go, is told again.
         let kind = slot.key.kind;
         let same_uid = compare.uid == present.uid;
         let equal = !slot.out.refused
-            // The checksum does not say that it is to end.
             && !present.deleting
             && same_uid
             && as_site_gets_it(&self.config, kind, bytes)

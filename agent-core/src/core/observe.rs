@@ -50,6 +50,13 @@ impl Core {
                 return;
             }
         }
+        let known = slot.observed.known().map(|known| &known.resource_version);
+        if slot.before_list && known.is_some_and(|known| newer(known, &present.resource_version)) {
+            // The list was made before what is known, or on a server that was restored from a backup: a read tells.
+            slot.must_read = true;
+            self.queue(id);
+            return;
+        }
         if self.absorb(now, id, present, view, false) {
             self.act(now, id, Some((view, bytes)));
         }

@@ -356,11 +356,11 @@ impl Core {
     fn is_about_former_object(&mut self, key: &Key, word: &GoneWord) -> bool {
         let Some(&id) = self.index.get(key) else { return false };
         let slot = self.slot(id);
-        let is_former = matches!(
-            &slot.word,
-            Some(Asked { what: Word::Exists(exists), .. }) if exists.source_uid != word.source_uid
-        );
-        if is_former && !word.synthetic && slot.former.len() < FORMER_MAX {
+        let Some(Asked { what: Word::Exists(exists), .. }) = &slot.word else { return false };
+        let is_former = exists.source_uid != word.source_uid;
+        // One principal's word is no ground together with another's.
+        let counts = !word.synthetic && exists.principal_uid == word.principal_uid;
+        if is_former && counts && slot.former.len() < FORMER_MAX {
             slot.former.push(word.source_uid.clone());
         }
         is_former

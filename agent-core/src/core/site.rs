@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 
 use super::outbox::Want;
 use super::slot::{
-    Applies, Exists, GoneWord, Observed, Phase, Place, Present, Purpose, Reference, Slot, SlotId, Word,
+    Applies, Exists, GoneWord, Observed, OperationWord, Phase, Place, Present, Purpose, Reference, Slot,
+    SlotId, Word,
 };
 use super::{AdoptionPolicy, Core, MismatchPolicy, Note, Step, take_asked};
 use crate::checksum::{fingerprint, value_fingerprint};
@@ -252,12 +253,12 @@ impl Core {
                 Step::Idle
             }
             Plan::NotApplied(reason) => {
-                if self.slot(id).local_source().is_some()
-                    && let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what)
-                    && gone.synthetic
-                    && gone.source_uid.is_empty()
+                let slot = self.slot(id);
+                if let (Some(here), Some(Word::Gone(gone))) =
+                    (slot.local_source(), slot.word.as_ref().map(|asked| &asked.what))
+                    && *here != *gone.source_uid
                 {
-                    // The answer to a question asked while nothing was known here: ask again with what is.
+                    // Nothing of that name is left on the hub, as it seems, and it has said nothing of what is here: ask.
                     self.want(id, Want::Verify);
                 }
                 let key = self.slot(id).key.clone();
@@ -530,28 +531,29 @@ impl Core {
         let is_known = slot.local_source().is_some();
         let is_for_it =
             slot.operation.as_ref().is_some_and(|asked| slot.local_source() == Some(&*asked.what.source_uid));
+        let is_repeated = slot.operation.as_ref().is_some_and(|asked| asked.event == slot.last_operation);
         let asked = slot.operation.as_mut()?;
         let present = match &slot.observed {
             Observed::Unknown(_) => return Some(Step::Read),
             Observed::Absent => None,
             Observed::Present(present) => Some(present),
         };
-        let Some(present) = present.filter(|_| is_known) else {
-            // It may have been lost, or its mark removed, while nobody watched: the hub says what it is, or that it is gone.
+        let Some(present) = present.filter(|_| is_for_it || (is_known && is_repeated)) else {
+            // The object may have been lost, its mark removed, or a later one refused, while nobody watched: the hub says what
+            // it is, or that it is gone.
             if !core::mem::replace(&mut asked.what.hub_asked, true) {
+                slot.out.verify_blind = true;
                 self.want(id, Want::Verify);
             }
-            return Some(Step::Idle);
+            // What is here stays as the hub said last.
+            return if is_known { None } else { Some(Step::Idle) };
         };
-        if asked.event == slot.last_operation {
+        if is_repeated {
             // The acknowledgement was lost, the operation was not.
             let ack = take_asked(&mut slot.operation);
             self.give(id, ack);
             self.tell_status(id);
             return None;
-        }
-        if !is_for_it {
-            return self.drop_operation(id, "the operation is for another Application of that name");
         }
         if present.phase == Phase::Terminating {
             return self.drop_operation(id, "the running operation is being terminated");
@@ -818,6 +820,18 @@ impl Core {
             Some(Word::Exists(exists)) if is_go && applied => !slot.hub_has_status(exists),
             word => matches!(word, Some(Word::Exists(_))),
         };
+        let ends_operation = slot.operation.as_ref().is_some_and(|asked| {
+            let OperationWord { source_uid, hub_asked, .. } = &asked.what;
+            let is_for_another = slot.local_source() != Some(&**source_uid);
+            match slot.word.as_ref().map(|asked| &asked.what) {
+                Some(Word::Exists(exists)) => *hub_asked && exists.source_uid != *source_uid,
+                Some(Word::Gone(gone)) => {
+                    (applied || is_for_another)
+                        && (gone.source_uid == *source_uid || (*hub_asked && gone.synthetic))
+                }
+                _ => false,
+            }
+        });
         let ack = take_asked(&mut slot.word);
         slot.former.clear();
         slot.failures = 0;
@@ -828,6 +842,9 @@ impl Core {
         self.give(id, ack);
         if tell {
             self.tell_status(id);
+        }
+        if ends_operation {
+            self.drop_operation(id, "the operation is for an Application that the hub no longer has");
         }
     }
 
