@@ -45,6 +45,8 @@ impl Core {
         slot.out.wants.add(want);
         match slot.out.stage {
             Stage::Idle if connected => self.outbox.enqueue(id, &mut slot.out),
+            // It may only wait for the time of its next status.
+            Stage::Resting(_) if connected && want != Want::Status => self.outbox.enqueue(id, &mut slot.out),
             Stage::Queued => self.outbox.promote(id, before, &slot.out),
             _ => {}
         }
@@ -115,6 +117,9 @@ impl Core {
                 slot.out.stage = Stage::Idle;
                 continue;
             };
+            if self.rests(now, id, want) {
+                continue;
+            }
             if !self.needs_body(id, want) {
                 self.build(now, id, want, None);
                 continue;
@@ -133,6 +138,21 @@ impl Core {
             return Some(self.request(id, Purpose::Read, Verb::Get));
         }
         None
+    }
+
+    /// Whether a status waits because another one went a short while ago.
+    fn rests(&mut self, now: Instant, id: SlotId, want: Want) -> bool {
+        let window = self.config.status_window;
+        let slot = self.slot(id);
+        let Some(at) = slot.out.status_at.filter(|_| want == Want::Status).map(|at| at + window) else {
+            return false;
+        };
+        if at <= now {
+            return false;
+        }
+        slot.out.stage = Stage::Resting(at);
+        self.timers.insert((at, id));
+        true
     }
 
     fn needs_body(&mut self, id: SlotId, want: Want) -> bool {
@@ -158,6 +178,9 @@ impl Core {
         want: Want,
         body: Option<(&ObjectView<'_>, &[u8])>,
     ) {
+        if self.rests(now, id, want) {
+            return;
+        }
         let slot = self.slot(id);
         slot.out.wants.remove(want);
         slot.out.stage = Stage::Idle;
@@ -196,7 +219,11 @@ impl Core {
         self.outbox.places += 1;
         self.outbox.bytes += frame.len();
         self.outbox.push_ready(id, want, frame);
-        self.slot(id).out.stage = Stage::Ready(flight);
+        let slot = self.slot(id);
+        if want == Want::Status {
+            slot.out.status_at = Some(now);
+        }
+        slot.out.stage = Stage::Ready(flight);
     }
 
     fn draft(&mut self, id: SlotId, want: Want, body: Option<(&ObjectView<'_>, &[u8])>) -> Option<Draft> {

@@ -1211,7 +1211,7 @@ impl World {
         let streamed = query.is_watch();
         let lists = !streamed || path_and_query.contains("sendInitialEvents=true");
         // The list that a fault meets is most often the longest one.
-        let is_met = lists && (*resource == APPLICATION || self.now.as_millis() % 4 == 0);
+        let is_met = lists && (*resource == APPLICATION || self.now.as_millis().is_multiple_of(4));
         let fault = if is_met { station.list_fault.take() } else { None };
         let answer: Result<Vec<u8>, Status> = match fault {
             Some(ListFault::Fails) => {
