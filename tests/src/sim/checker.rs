@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use agent_core::time::Instant;
 use serde_json::Value;
 
-use super::scenario::Side;
+use super::half::{Lapse, Until};
+use super::scenario::{Pairing, Side};
 use super::{AGENT, EDGE_NAMESPACE, PRINCIPAL_UID, content};
 use crate::controller::REFRESH;
 use crate::kube::Resource;
@@ -49,6 +50,9 @@ pub(super) struct Checker {
     estranged: BTreeSet<String>,
     /// Projects, repositories and keys.
     ledger: content::Ledger,
+    pairing: Pairing,
+    /// What the foreign half lost, by object, with what mends it.
+    lapses: BTreeMap<(Resource, String), BTreeSet<(Until, &'static str)>>,
 }
 
 #[derive(Debug)]
@@ -68,7 +72,7 @@ struct Refresh {
 }
 
 impl Checker {
-    pub(super) fn new(hub: &Store, edge: &Store) -> Self {
+    pub(super) fn new(pairing: Pairing, hub: &Store, edge: &Store) -> Self {
         let open = |store: &Store| {
             let options =
                 WatchOptions { resource_version: store.revision().to_string(), ..WatchOptions::default() };
@@ -90,6 +94,8 @@ impl Checker {
             refused: BTreeMap::new(),
             estranged: BTreeSet::new(),
             ledger: content::Ledger::default(),
+            pairing,
+            lapses: BTreeMap::new(),
         }
     }
 
@@ -129,6 +135,30 @@ impl Checker {
             .map(|object| object.name().to_owned())
             .collect();
         self.estranged.extend(names);
+    }
+
+    /// The foreign half lost something by a rule of its own.
+    pub(super) fn lapsed(&mut self, lapse: &Lapse) {
+        let key = (Resource::from(lapse.kind), lapse.name.clone());
+        self.lapses.entry(key).or_default().insert((lapse.until, lapse.rule));
+    }
+
+    /// A half starts again, and compares everything.
+    pub(super) fn restarts(&mut self, side: Side) {
+        let mended = if self.pairing.foreign() == Some(side) { Until::Restart } else { Until::Round };
+        for lapses in self.lapses.values_mut() {
+            lapses.retain(|(until, _)| *until > mended);
+        }
+        self.lapses.retain(|_, lapses| !lapses.is_empty());
+    }
+
+    /// Whether something waits for this.
+    pub(super) fn has_lapses(&self, until: Until) -> bool {
+        self.lapses.values().flatten().any(|(of, _)| *of == until)
+    }
+
+    fn is_excused(&self, resource: Resource, name: &str) -> bool {
+        self.lapses.contains_key(&(resource, name.to_owned()))
     }
 
     /// The site's API server refuses a write to this object.
