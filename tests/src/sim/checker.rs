@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent_core::request::Kind;
 use agent_core::time::Instant;
 use serde_json::Value;
 
 use super::half::{Lapse, Until};
+use super::model::Version;
 use super::scenario::{Pairing, Side};
 use super::{AGENT, EDGE_NAMESPACE, PRINCIPAL_UID, content};
 use crate::controller::REFRESH;
 use crate::kube::Resource;
 use crate::kube::store::{Store, Watch, WatchOptions, WatchType};
+use crate::vectors::events::without_empty;
 
 /// A rule that did not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -166,9 +169,15 @@ impl Checker {
         self.refused.insert(name.to_owned(), now);
     }
 
+    /// A principal of the reference clears an operation with any status (docs/reference.md, "status-clears").
+    const fn promises_operations(&self) -> bool {
+        !matches!(self.pairing, Pairing::ModelOurs(_))
+    }
+
     fn may_be_given_up(&self, hub_uid: &str, name: &str, asked: Instant) -> bool {
         self.deleted.contains(hub_uid)
             || self.estranged.contains(name)
+            || self.is_excused(Resource::Application, name)
             || self.refused.get(name).is_some_and(|at| *at >= asked)
     }
 
@@ -205,6 +214,15 @@ impl Checker {
 
     fn edge_changed(&mut self, uid: &str, object: &Value, arrived: &mut u64) -> Result<(), Violation> {
         let annotations = &object["metadata"]["annotations"];
+        if let Pairing::OursModel(version) = self.pairing
+            && annotations[SOURCE_UID].is_null()
+            && self.origins.contains_key(uid)
+        {
+            // The reference puts no mark back; a later `create` adopts the copy, to v0.9.0 it is the site's own for ever.
+            let until = if version == Version::Head { Until::Round } else { Until::Never };
+            let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            self.lapsed(&Lapse { kind: Kind::Application, name, rule: "unmarked", until });
+        }
         if let Some(source_uid) = annotations[SOURCE_UID].as_str() {
             self.origins.insert(uid.to_owned(), source_uid.to_owned());
             // Whatever it was, it is the hub's now.
@@ -232,7 +250,7 @@ impl Checker {
             .into_iter()
             .chain(self.gone.get(&operation.name).copied())
             .any(|at| at >= operation.set);
-        if operation.reached > 1 && !excused {
+        if operation.reached > 1 && !excused && self.pairing == Pairing::OursOurs {
             return Err(Violation::new(
                 "operation-once",
                 format!(
@@ -271,6 +289,23 @@ impl Checker {
         ))
     }
 
+    /// A foreign half is about to delete, on a word of ours: is there a ground?
+    pub(super) fn delete_by_model(
+        &self,
+        side: Side,
+        resource: Resource,
+        object: &Value,
+    ) -> Result<(), Violation> {
+        let is_marked = object["metadata"]["annotations"][SOURCE_UID].is_string();
+        match resource {
+            // What it was told is gone there it deletes here.
+            _ if side == Side::Hub => Ok(()),
+            // The ConfigMap that Argo CD brings along is replaced (docs/reference.md, "Keys").
+            Resource::ConfigMap if !is_marked => Ok(()),
+            _ => self.delete(side, resource, object),
+        }
+    }
+
     /// Whether the copy of `source_uid` may go.
     pub(super) fn is_deleted(&self, source_uid: &str) -> bool {
         self.deleted.contains(source_uid) || self.ledger.is_withdrawn(source_uid)
@@ -278,23 +313,27 @@ impl Checker {
 
     /// What differs between the sides; `None` when they agree.
     pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
-        if let Some(difference) = content::difference(hub, edge) {
+        let is_excused = |resource, name: &str| self.is_excused(resource, name);
+        if let Some(difference) = content::difference(hub, edge, is_excused) {
             return Some(difference);
         }
         for object in hub.iter(Resource::Application) {
             let name = object.name();
-            if self.estranged.contains(name) {
+            if self.estranged.contains(name) || is_excused(Resource::Application, name) {
                 continue;
             }
             let Ok(copy) = edge.get(Resource::Application, EDGE_NAMESPACE, name) else {
                 return Some(format!("{name} is not on the site"));
             };
-            if let Some(difference) = difference(object.value(), copy.value()) {
+            if let Some(difference) = self.differs(object.value(), copy.value()) {
                 return Some(format!("{name}: {difference}"));
             }
         }
         for object in edge.iter(Resource::Application) {
             let name = object.name();
+            if is_excused(Resource::Application, name) {
+                continue;
+            }
             match object.value()["metadata"]["annotations"][SOURCE_UID].as_str() {
                 Some(_) if hub.get(Resource::Application, AGENT, name).is_ok() => {}
                 Some(source_uid) => return Some(format!("{name} from {source_uid} is on the site only")),
@@ -305,10 +344,19 @@ impl Checker {
         None
     }
 
+    fn differs(&self, hub: &Value, edge: &Value) -> Option<String> {
+        if self.pairing == Pairing::OursOurs {
+            return difference(hub, edge);
+        }
+        // What passes through the reference's typed structs gets empty members (docs/reference.md, "Objects").
+        difference(&without_empty(hub), &without_empty(edge))
+    }
+
     /// What must hold at the end, beside the sides being equal.
     pub(super) fn finish(&self, edge: &Store) -> Result<(), Violation> {
         for (id, operation) in &self.operations {
             if operation.reached == 0
+                && self.promises_operations()
                 && !self.may_be_given_up(&operation.hub_uid, &operation.name, operation.set)
             {
                 let text = format!("operation {id} of {} never reached the site", operation.name);
@@ -316,6 +364,9 @@ impl Checker {
             }
         }
         for refresh in &self.refreshes {
+            if self.pairing != Pairing::OursOurs {
+                break;
+            }
             if !refresh.reached && !self.may_be_given_up(&refresh.hub_uid, &refresh.name, refresh.set) {
                 let text = format!("a refresh of {} never reached the site", refresh.name);
                 return Err(Violation::new("refresh-lost", text));

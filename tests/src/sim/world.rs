@@ -1198,7 +1198,7 @@ impl World {
                 if let Ok(object) = store.get(resource, namespace, name)
                     && !object.is_terminating()
                 {
-                    self.checker.delete(side, resource, object.value())?;
+                    self.checker.delete_by_model(side, resource, object.value())?;
                     self.counters.add("deletes_by_model", 1);
                 }
                 store

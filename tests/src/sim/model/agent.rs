@@ -462,7 +462,7 @@ impl Agent {
         let mut object = if kind == Kind::Application { typed(last) } else { last.clone() };
         strip(&mut object, &["resourceVersion", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"]);
         set_annotation(&mut object, SOURCE_UID, source_uid);
-        match self.desk.create(&self.key(kind, name_of(last)), &object).await {
+        match self.desk.create(&self.key(kind, name_of(last)), &with_type(kind, object)).await {
             Ok(_) => {
                 self.desk.count("model_recreated");
                 self.manage(kind, name_of(last));
@@ -585,7 +585,6 @@ impl Agent {
         }
         if source_uid == local_source {
             if self.has_seen(Kind::Application, &incoming) {
-                self.desk.count("model_discarded_versions");
                 self.lapse(Kind::Application, &key.name, "same-version", Until::Round);
                 return Err(Class::Discarded);
             }
@@ -869,7 +868,6 @@ impl Agent {
         let key = self.key(kind, name_of(incoming));
         if from_hub {
             if self.has_seen(kind, incoming) {
-                self.desk.count("model_discarded_versions");
                 self.lapse(kind, &key.name, "same-version", Until::Round);
                 return Err(Class::Discarded);
             }
@@ -1123,3 +1121,22 @@ fn incoming_policy(incoming: &Value, policy: Policy) -> Policy {
 
 /// A write that met somebody else's is repeated so often.
 const CONFLICTS: u32 = 4;
+
+#[cfg(test)]
+impl Agent {
+    pub(super) fn desk_for_test(&self) -> Desk {
+        self.desk.clone()
+    }
+
+    /// A key as the records have it, of an object of any kind.
+    pub(super) fn manage_for_test(&self, key: &str) {
+        let name = key.rsplit(['/', ':']).next().unwrap_or_default();
+        for kind in Kind::ALL {
+            self.manage(kind, name);
+        }
+    }
+
+    pub(super) fn take_queue_for_test(&self) -> Vec<Event> {
+        self.state.borrow_mut().sender.take_queue()
+    }
+}

@@ -7,6 +7,8 @@ mod agent;
 mod desk;
 mod informer;
 mod sender;
+#[cfg(test)]
+mod tests;
 mod value;
 
 pub use agent::{AgentModel, Options as AgentOptions};

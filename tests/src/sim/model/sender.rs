@@ -291,6 +291,11 @@ impl Sender {
         self.queue.is_empty() && self.lanes.is_empty() && self.frames.is_empty()
     }
 
+    #[cfg(test)]
+    pub(super) fn take_queue(&mut self) -> Vec<Event> {
+        core::mem::take(&mut self.queue).into()
+    }
+
     pub(super) fn take_lost(&mut self) -> Vec<(&'static str, Event)> {
         core::mem::take(&mut self.lost)
     }
