@@ -489,7 +489,7 @@ impl fmt::Display for Note {
                         f.write_str(match status.code {
                             400 => "; check --label-selector",
                             401 => "; the API server does not accept this identity: check the token or client certificate",
-                            403 => "; the agent's Role must allow get, list and watch",
+                            403 => "; the Role must allow get, list and watch",
                             404 => "; is Argo CD's CustomResourceDefinition installed?",
                             _ => "",
                         })?;
@@ -1259,7 +1259,7 @@ mod tests {
         let text = rig.informer.poll_note().expect("a note").to_string();
         assert!(
             text.starts_with(
-                "cannot list applications in namespace argocd: 403 Forbidden: no; the agent's Role must allow get, list and watch; next attempt in "
+                "cannot list applications in namespace argocd: 403 Forbidden: no; the Role must allow get, list and watch; next attempt in "
             ),
             "{text}"
         );

@@ -142,7 +142,7 @@ pub struct Capabilities(u8);
 
 impl Capabilities {
     /// What this half has and may say: only what is built.
-    pub const OURS: Self = Self(0);
+    pub const OURS: Self = Self(1 << Capability::O1Resync as u8);
 
     /// The same set and `capability`.
     pub const fn with(self, capability: Capability) -> Self {

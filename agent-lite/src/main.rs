@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use agent_core::core::{AdoptionPolicy, Config, Core, MismatchPolicy};
 use agent_core::informer::{self, Informer};
-use agent_core::peer::{Capabilities, Mapping, Peer};
+use agent_core::peer::{Capabilities, Peer};
 use agent_core::rand::Rng;
 use agent_core::request::Kind;
 use agent_core::session::Session;
@@ -125,19 +125,19 @@ async fn run(options: Options, kube_config: kube::config::Config) -> Result<(), 
     };
     let label_selector = informer::selector(&options.label_selector);
     let informer = |kind| {
-        let everywhere = kind == Kind::Application && options.mapping == Mapping::Destination;
         Informer::new(informer::Config {
             kind,
-            namespace: (!everywhere).then(|| options.namespace.as_str().into()),
+            namespace: core_config.namespace_of(kind).map(Into::into),
             label_selector: label_selector.as_str().into(),
             page_size: PAGE_SIZE,
             streaming_lists: true,
         })
     };
+    let informers = Kind::ALL.map(informer).into();
     let clock = Clock::start();
     shell::run(Parts {
         core: Core::new(core_config, Rng::new(rng.next_u64()), clock.wall),
-        informers: Kind::ALL.map(informer).into(),
+        informers,
         session: Session::new(clock.wall),
         rng,
         clock,

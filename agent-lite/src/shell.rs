@@ -321,6 +321,17 @@ impl Shell {
             self.session.handle(now, session::Fact::Failed(failure), &mut self.rng);
             self.drain_session(now);
         }
+        if self.session.is_open() && self.core.poll_reopen() {
+            info!(
+                "Opening the stream anew: only then does this principal tell its projects and repositories"
+            );
+            self.session.handle(
+                now,
+                session::Fact::Failed(Failure::transport("opened anew, as once a day")),
+                &mut self.rng,
+            );
+            self.drain_session(now);
+        }
         self.status.events_received.set(counters.received);
         self.status.events_sent.set(counters.sent);
     }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::peer::Mapping;
+use crate::request::Kind;
 use crate::transform::OnRecreate;
 
 /// Which half this core is.
@@ -88,6 +89,8 @@ pub struct Config {
     pub max_events: usize,
     /// Bytes in flight towards the peer; one larger event is let through.
     pub max_event_bytes: usize,
+    /// How often both sides are compared as a whole, on average; a peer that knows no digest is compared daily. Zero: never.
+    pub round_interval: Duration,
     /// A status is repeated when it was acknowledged this long ago.
     pub status_interval: Duration,
 }
@@ -112,7 +115,17 @@ impl Config {
             max_requests: 8,
             max_events: 64,
             max_event_bytes: 512 * 1024,
+            round_interval: Duration::from_secs(15 * 60),
             status_interval: Duration::from_secs(6 * 3600),
+        }
+    }
+
+    /// Namespace whose objects of this kind this half is about; `None`: all.
+    pub fn namespace_of(&self, kind: Kind) -> Option<&str> {
+        match (kind, self.mapping, self.role) {
+            (Kind::Application, Mapping::Destination, _) => None,
+            (Kind::Application, Mapping::Namespace, Role::Principal) => Some(&self.agent),
+            _ => Some(&self.namespace),
         }
     }
 

@@ -4,11 +4,12 @@ use alloc::borrow::Cow;
 use alloc::boxed::Box;
 
 use super::outbox::{Gone, OperationLatch, Stage, Want};
+use super::site::said_print;
 use super::slot::{
     Applies, Asked, Compare, Observed, Phase, Present, Purpose, Seen, Slot, SlotId, StatusWord, Word,
 };
 use super::{Config, Core, Note, Step, take_asked};
-use crate::checksum::{fingerprint, spec_checksum};
+use crate::checksum::{fingerprint, spec_checksum, value_fingerprint};
 use crate::content;
 use crate::object::ObjectView;
 use crate::peer::Mapping;
@@ -57,6 +58,16 @@ impl Core {
                 .and_then(|id| self.slots[*id as usize].as_ref())
                 .is_some_and(Slot::is_wanted),
         }
+    }
+
+    /// Canonical fingerprint of what this agent is told an object to be, as it stands on its site; 0: nothing.
+    pub(super) fn said_print(&self, kind: Kind, view: &ObjectView<'_>) -> u64 {
+        if kind != Kind::AppProject {
+            return said_print(kind, view);
+        }
+        let spec = view.spec.unwrap_or(b"{}");
+        let site = SiteView { mapping: self.config.mapping, managed: true };
+        project::site_spec(spec, &self.config.agent, site).map_or(0, |spec| value_fingerprint(&spec))
     }
 
     fn project_is_routed(&self, view: &ObjectView<'_>) -> bool {
@@ -259,10 +270,11 @@ impl Core {
         }
         let Some(compare) = slot.compare.take() else { return };
         let Some(present) = slot.observed.present() else { return };
-        // A checksum knows nothing of labels and annotations: what was refused is told again.
+        // A checksum knows nothing of labels and annotations, nor of deletion: what was refused, or is to go, is told again.
         let kind = slot.key.kind;
         let same_uid = compare.uid == present.uid;
         let equal = !slot.out.refused
+            && !present.deleting
             && same_uid
             && as_site_gets_it(&self.config, kind, bytes)
                 .ok()
@@ -270,6 +282,10 @@ impl Core {
                 .is_some_and(|own| compare.checksum.as_deref() == Some(&own[..]));
         let slot = self.slot(id);
         let Some(present) = slot.observed.present() else { return };
+        if same_uid && !slot.out.known_as.contains(&compare.uid) {
+            // A principal before us told it.
+            slot.out.known_as.push(compare.uid.clone());
+        }
         if compare.uid != present.uid {
             // What was acknowledged was refused there, or went to a former copy: what was asked for still stands.
             slot.out.refresh |= present.refresh != 0;

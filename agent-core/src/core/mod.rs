@@ -4,12 +4,14 @@
 //! API server last said (`observed`) and what the peer last said (`word`), and one function per role, `next`, that names the one
 //! request to make now. Every outcome only updates `observed` and asks `next` again (docs/core.md).
 
+mod cluster;
 mod config;
 mod hub;
 mod note;
 mod observe;
 mod outbox;
 mod receive;
+mod round;
 mod send;
 mod site;
 mod slot;
@@ -25,11 +27,13 @@ pub use self::config::{AdoptionPolicy, Config, MismatchPolicy, ResyncDeleteLimit
 pub use self::note::{Counters, Note};
 pub use self::receive::ReceiveError;
 
+use self::cluster::Cluster;
 use self::outbox::{Control, ControlStage, Outbox, Stage, Want};
+use self::round::Rounds;
 use self::slot::{Ack, Asked, Observed, Purpose, Slot, SlotId};
 use crate::checksum::fingerprint;
 use crate::object::ObjectView;
-use crate::peer::Peer;
+use crate::peer::{Capability, Peer};
 use crate::rand::Rng;
 use crate::request::{Key, Kind, Kinds, Request, Ticket, Verb};
 use crate::time::{Instant, Wall};
@@ -51,6 +55,7 @@ pub struct Core {
     outstanding: usize,
     timers: BTreeSet<(Instant, SlotId)>,
     outbox: Outbox,
+    cluster: Cluster,
     /// Kinds of which the first list is complete.
     synced: Kinds,
     /// Kinds of which a (re)list is under way.
@@ -63,6 +68,7 @@ pub struct Core {
     /// Principal instance whose resync deletes are being counted, and how many of each kind were let through.
     resync_deletes: (Box<str>, [usize; Kind::ALL.len()]),
     sweep_at: Option<Instant>,
+    rounds: Rounds,
     generation: u32,
     serial: u32,
     notes: VecDeque<Note>,
@@ -72,6 +78,8 @@ pub struct Core {
 #[derive(Debug)]
 struct PeerState {
     is_go: bool,
+    /// It settles a round by one digest.
+    has_digest: bool,
 }
 
 /// What `next` decided for a slot.
@@ -112,6 +120,7 @@ impl Core {
             outstanding: 0,
             timers: BTreeSet::new(),
             outbox,
+            cluster: Cluster::default(),
             synced: Kinds::default(),
             listing: Kinds::default(),
             peer: None,
@@ -119,6 +128,7 @@ impl Core {
             resynced: false,
             resync_deletes: (Box::default(), [0; Kind::ALL.len()]),
             sweep_at: None,
+            rounds: Rounds::default(),
             generation: 0,
             serial: 0,
             notes: VecDeque::new(),
@@ -276,16 +286,19 @@ impl Core {
     /// The event stream is open: who is there, what it can.
     pub fn connected(&mut self, now: Instant, peer: &Peer) {
         self.disconnected(now);
-        self.peer = Some(PeerState { is_go: !peer.is_ours() });
+        let has_digest = peer.is_ours() && peer.capabilities.has(Capability::O1Resync);
+        self.peer = Some(PeerState { is_go: !peer.is_ours(), has_digest });
         if !peer.namespace.is_empty() {
             self.peer_namespace = peer.namespace.clone();
         }
+        self.cluster_info_for(peer);
         for id in self.ids_where(|slot| !slot.out.wants.is_empty()) {
             self.enqueue(id);
         }
         if self.is_synced() {
             self.start_resync();
         }
+        self.rounds_with(now, peer);
     }
 
     /// The event stream ended: what was in flight goes again on the next one.
@@ -326,6 +339,7 @@ impl Core {
         if self.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
         }
+        self.round_timeout(now);
     }
 
     fn slot_timeout(&mut self, now: Instant, id: SlotId) {
@@ -392,7 +406,14 @@ impl Core {
             ControlStage::Sent { due, .. } => Some(*due),
             _ => None,
         });
-        self.timers.first().map(|(at, _)| *at).into_iter().chain(controls).chain(self.sweep_at).min()
+        self.timers
+            .first()
+            .map(|(at, _)| *at)
+            .into_iter()
+            .chain(controls)
+            .chain(self.sweep_at)
+            .chain(self.round_due())
+            .min()
     }
 
     /// The next thing a person should know.
@@ -415,6 +436,10 @@ impl Core {
         }
         self.resynced = true;
         self.counters.resyncs += 1;
+        self.compare_everything();
+    }
+
+    fn compare_everything(&mut self) {
         match self.config.role {
             Role::Agent => {
                 self.verify_all();

@@ -162,6 +162,10 @@ pub struct Counters {
     pub held: u64,
     /// Resyncs started or answered.
     pub resyncs: u64,
+    /// Rounds begun: a digest sent, or everything compared with a peer that knows none.
+    pub rounds: u64,
+    /// Digests of the peer that were equal to ours.
+    pub rounds_equal: u64,
     /// Acknowledgements given before the write stood, because our API server was in trouble too long.
     pub late_acks: u64,
     /// Notes dropped because nobody fetched them.

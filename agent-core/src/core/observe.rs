@@ -8,6 +8,8 @@ use core::time::Duration;
 use super::outbox::{Stage, Want};
 use super::slot::{Applies, Observed, Place, Present, Purpose, SlotId, newer};
 use super::{Core, Note, Role, take_asked};
+use crate::checksum::value_fingerprint;
+use crate::content;
 use crate::object::ObjectView;
 use crate::rand::Rng;
 use crate::request::{Key, Kind, Observation, Outcome, Status, Ticket};
@@ -41,11 +43,19 @@ impl Core {
             if purpose != Purpose::Read {
                 // The reply tells whether this is its echo or a change after it; until then nothing is decided on it.
                 slot.spoke_version = Some(present.resource_version.clone());
-                if self.config.role == Role::Principal {
-                    self.hub_saw_removal(id, &present);
+                match self.config.role {
+                    Role::Agent => self.site_saw_mark(id, &present, view),
+                    Role::Principal => self.hub_saw_removal(id, &present),
                 }
                 return;
             }
+        }
+        let known = slot.observed.known().map(|known| &known.resource_version);
+        if slot.before_list && known.is_some_and(|known| newer(known, &present.resource_version)) {
+            // The list was made before what is known, or on a server that was restored from a backup: a read tells.
+            slot.must_read = true;
+            self.queue(id);
+            return;
         }
         if self.absorb(now, id, present, view, false) {
             self.act(now, id, Some((view, bytes)));
@@ -259,8 +269,17 @@ impl Core {
 
     /// What a rule needs to know of an object of this side.
     fn present(&self, key: &Key, view: &ObjectView<'_>) -> Present {
-        let routed = self.config.role == Role::Agent || self.is_routed(key, view);
-        Present { routed, ..Present::new(key.kind, view) }
+        let present = Present::new(key.kind, view);
+        match self.config.role {
+            Role::Agent => {
+                let said = content::part(key.kind, view).map_or(0, value_fingerprint);
+                Present { said, ..present }
+            }
+            Role::Principal if self.is_routed(key, view) => {
+                Present { said: self.said_print(key.kind, view), ..present }
+            }
+            Role::Principal => Present { routed: false, ..present },
+        }
     }
 
     /// A write stands: the word it carried out is acknowledged.
@@ -415,11 +434,12 @@ impl Core {
         if let Some(current) = slot.observed.present()
             && !present.is_newer_than(current)
         {
-            if present.resource_version == current.resource_version {
+            let is_same = present.resource_version == current.resource_version;
+            if is_same && present.routed == current.routed {
                 slot.must_read = false;
                 return true;
             }
-            if !counts_anew {
+            if !is_same && !counts_anew {
                 return false;
             }
         }

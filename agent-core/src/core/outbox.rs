@@ -223,6 +223,10 @@ pub(super) enum Control {
     List,
     /// `request-resource-resync`
     Resync,
+    /// `resync-digest`
+    Digest,
+    /// `cluster-cache-info-update`
+    ClusterInfo,
 }
 
 /// A pending [`Control`].
@@ -246,7 +250,7 @@ pub(super) struct Outbox {
     /// Acknowledgements: fire and forget, before everything else.
     pub(super) acks: VecDeque<Vec<u8>>,
     pub(super) index: BTreeMap<u64, Owner>,
-    pub(super) controls: [ControlStage; 2],
+    pub(super) controls: [ControlStage; 4],
     /// Places taken: reading, ready or sent.
     pub(super) places: usize,
     /// Bytes ready or sent.

@@ -9,7 +9,9 @@ use super::slot::{Ack, Asked, Exists, GoneWord, OperationWord, SlotId, Word};
 use super::{ACK_WITHHELD_MAX, Core, Note, Role, event_print};
 use crate::cloudevent::{AGENT_SOURCE, DecodeError, EventView};
 use crate::event::is_synthetic;
-use crate::event::{ErrorBody, EventType, RequestUpdate, SyncedResource, SyncedResourceList, Target, Type};
+use crate::event::{
+    ErrorBody, EventType, RequestUpdate, ResyncDigest, SyncedResource, SyncedResourceList, Target, Type,
+};
 use crate::object::{NAMESPACE_REMAPPED, ObjectView};
 use crate::peer::Mapping;
 use crate::request::{Key, Kind, is_dns_label, is_dns_subdomain};
@@ -54,6 +56,9 @@ impl Core {
             }
             (Some(Target::ResourceResync), EventType::Known(kind)) => self.resync(now, &event, kind),
             (Some(Target::Heartbeat), _) => Ok(Answer::Ack),
+            (Some(Target::ClusterCacheInfoUpdate), _) => {
+                self.cluster_info_event(&event).map(|()| Answer::Ack)
+            }
             _ => {
                 self.note(Note::Unsupported { target: event.dataschema.into(), r#type: event.r#type.into() });
                 Ok(Answer::Ack)
@@ -351,11 +356,11 @@ impl Core {
     fn is_about_former_object(&mut self, key: &Key, word: &GoneWord) -> bool {
         let Some(&id) = self.index.get(key) else { return false };
         let slot = self.slot(id);
-        let is_former = matches!(
-            &slot.word,
-            Some(Asked { what: Word::Exists(exists), .. }) if exists.source_uid != word.source_uid
-        );
-        if is_former && !word.synthetic && slot.former.len() < FORMER_MAX {
+        let Some(Asked { what: Word::Exists(exists), .. }) = &slot.word else { return false };
+        let is_former = exists.source_uid != word.source_uid;
+        // One principal's word is no ground together with another's.
+        let counts = !word.synthetic && exists.principal_uid == word.principal_uid;
+        if is_former && counts && slot.former.len() < FORMER_MAX {
             slot.former.push(word.source_uid.clone());
         }
         is_former
@@ -405,6 +410,11 @@ impl Core {
                 self.counters.resyncs += 1;
                 self.tell_all_statuses();
                 self.verify_all();
+                self.round_failed();
+            }
+            (Role::Principal, Type::ResyncDigest) => {
+                let theirs = ResyncDigest::decode(payload).map_err(|error| alloc::format!("{error}"))?;
+                self.compare_digest(theirs);
             }
             (Role::Agent, Type::ResponseSyncedResource) => {
                 let body = SyncedResource::decode(payload).map_err(|error| alloc::format!("{error}"))?;
@@ -478,6 +488,9 @@ impl Core {
         let stage = &mut self.outbox.controls[control as usize];
         if matches!(stage, ControlStage::Sent { event, .. } if *event == print) {
             *stage = ControlStage::Idle;
+            if control == Control::ClusterInfo {
+                self.cluster_info_acknowledged();
+            }
         }
     }
 }

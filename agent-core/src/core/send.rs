@@ -373,7 +373,7 @@ impl Core {
             self.counters.sent += 1;
             return Some(frame);
         }
-        let (id, frame) = self.outbox.pop_ready(room)?;
+        let Some((id, frame)) = self.outbox.pop_ready(room) else { return self.cluster_info_frame(now) };
         let attempts = self.slot(id).out.attempts;
         let patience = self.outbox.patience(attempts, &mut self.rng);
         let slot = self.slot(id);
@@ -389,7 +389,7 @@ impl Core {
     }
 
     fn control_frame(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let control = [Control::List, Control::Resync]
+        let control = [Control::List, Control::Resync, Control::Digest]
             .into_iter()
             .find(|control| self.outbox.controls[*control as usize] == ControlStage::Wanted)?;
         let (r#type, data) = match control {
@@ -397,28 +397,42 @@ impl Core {
                 let checksum = self.list_checksum().map(|sum| sum.to_vec());
                 (Type::RequestSyncedResourceList, SyncedResourceList { checksum }.encode())
             }
-            Control::Resync => (Type::RequestResourceResync, RESOURCE_RESYNC_BODY.to_vec()),
+            Control::Digest => (Type::ResyncDigest, self.digest().encode()),
+            _ => (Type::RequestResourceResync, RESOURCE_RESYNC_BODY.to_vec()),
         };
+        Some(self.send_control(now, control, Target::ResourceResync, r#type, &data, 1))
+    }
+
+    /// The frame of a message about no object; it is in flight from now on.
+    pub(super) fn send_control(
+        &mut self,
+        now: Instant,
+        control: Control,
+        target: Target,
+        r#type: Type,
+        data: &[u8],
+        attempts: u32,
+    ) -> Vec<u8> {
         let id = self.rng.uuid();
         let sent_at = self.wall.rfc3339(now);
         let mut frame = Vec::with_capacity(data.len() + 512);
         EventWriter {
             source: self.source(),
             r#type: r#type.as_str(),
-            target: Target::ResourceResync,
+            target,
             subject: None,
             event_id: &id,
             resource_id: &id,
             sent_at: Some(&sent_at),
             principal_uid: None,
-            data: &data,
+            data,
         }
         .encode(&mut frame);
         let event = event_print(&id);
-        let due = now + self.outbox.patience(1, &mut self.rng);
+        let due = now + self.outbox.patience(attempts, &mut self.rng);
         self.outbox.index.insert(event, Owner::Control(control));
         self.outbox.controls[control as usize] = ControlStage::Sent { event, due };
-        Some(frame)
+        frame
     }
 
     /// The checksum over everything that this side tracks for the peer; `None`: nothing.

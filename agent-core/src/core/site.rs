@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 
 use super::outbox::Want;
 use super::slot::{
-    Applies, Exists, GoneWord, Observed, Phase, Place, Present, Purpose, Reference, Slot, SlotId, Word,
+    Applies, Exists, GoneWord, Observed, OperationWord, Phase, Place, Present, Purpose, Reference, Slot,
+    SlotId, Word,
 };
 use super::{AdoptionPolicy, Core, MismatchPolicy, Note, Step, take_asked};
 use crate::checksum::{fingerprint, value_fingerprint};
@@ -86,19 +87,17 @@ impl Core {
             slot.recreate = None;
             return;
         }
-        let Some(source_uid) = present.source_uid.clone() else { return };
-        if slot.reference.is_none() {
-            // Until the hub speaks, what stands on the site is the reference.
-            let principal_uid = present.principal_uid.clone().unwrap_or_default();
-            slot.reference = Some(Reference {
-                print: present.spec,
-                spec: content::part(slot.key.kind, view).map(Into::into),
-                asked: 0,
-                uid: present.uid.clone(),
-                source_uid: source_uid.clone(),
-                principal_uid,
-            });
+        if present.source_uid.is_none()
+            && slot.reference.take_if(|reference| reference.uid != present.uid).is_some()
+        {
+            // It stands where our copy was, and nothing here tells whether it is one: the hub says what it is to be.
+            slot.recreate = None;
+            slot.out.verify_blind = true;
+            self.want(id, Want::Verify);
+            return;
         }
+        let Some(source_uid) = present.source_uid.clone() else { return };
+        recognise(slot.key.kind, &mut slot.reference, present, view);
         if before.is_none()
             && !own_write
             && present.deleting
@@ -128,6 +127,15 @@ impl Core {
         self.level_check(id);
     }
 
+    /// An event that arrives while a write of ours is on its way: the mark that it shows may be gone when it is read.
+    pub(super) fn site_saw_mark(&mut self, id: SlotId, passing: &Present, view: &ObjectView<'_>) {
+        let slot = self.slot(id);
+        let is_later = slot.observed.known().is_none_or(|known| passing.is_newer_than(known));
+        if is_later && !passing.ignored {
+            recognise(slot.key.kind, &mut slot.reference, passing, view);
+        }
+    }
+
     pub(super) fn site_gone(
         &mut self,
         _now: Instant,
@@ -139,7 +147,13 @@ impl Core {
         self.unwant(id, &[Want::Status]);
         let slot = self.slot(id);
         slot.out.acked = 0;
-        let Some(before) = before else { return };
+        let Some(before) = before else {
+            if slot.recreate.is_none() {
+                // Of a copy that was seen in passing.
+                slot.reference = None;
+            }
+            return;
+        };
         let reference = slot.reference.take();
         let unknown_deletion = core::mem::take(&mut slot.unknown_deletion);
         let version = version.unwrap_or_else(|| before.resource_version.clone());
@@ -239,12 +253,12 @@ impl Core {
                 Step::Idle
             }
             Plan::NotApplied(reason) => {
-                if self.slot(id).local_source().is_some()
-                    && let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what)
-                    && gone.synthetic
-                    && gone.source_uid.is_empty()
+                let slot = self.slot(id);
+                if let (Some(here), Some(Word::Gone(gone))) =
+                    (slot.local_source(), slot.word.as_ref().map(|asked| &asked.what))
+                    && *here != *gone.source_uid
                 {
-                    // The answer to a question asked while nothing was known here: ask again with what is.
+                    // Nothing of that name is left on the hub, as it seems, and it has said nothing of what is here: ask.
                     self.want(id, Want::Verify);
                 }
                 let key = self.slot(id).key.clone();
@@ -517,28 +531,29 @@ impl Core {
         let is_known = slot.local_source().is_some();
         let is_for_it =
             slot.operation.as_ref().is_some_and(|asked| slot.local_source() == Some(&*asked.what.source_uid));
+        let is_repeated = slot.operation.as_ref().is_some_and(|asked| asked.event == slot.last_operation);
         let asked = slot.operation.as_mut()?;
         let present = match &slot.observed {
             Observed::Unknown(_) => return Some(Step::Read),
             Observed::Absent => None,
             Observed::Present(present) => Some(present),
         };
-        let Some(present) = present.filter(|_| is_known) else {
-            // It may have been lost, or its mark removed, while nobody watched: the hub says what it is, or that it is gone.
+        let Some(present) = present.filter(|_| is_for_it || (is_known && is_repeated)) else {
+            // The object may have been lost, its mark removed, or a later one refused, while nobody watched: the hub says what
+            // it is, or that it is gone.
             if !core::mem::replace(&mut asked.what.hub_asked, true) {
+                slot.out.verify_blind = true;
                 self.want(id, Want::Verify);
             }
-            return Some(Step::Idle);
+            // What is here stays as the hub said last.
+            return if is_known { None } else { Some(Step::Idle) };
         };
-        if asked.event == slot.last_operation {
+        if is_repeated {
             // The acknowledgement was lost, the operation was not.
             let ack = take_asked(&mut slot.operation);
             self.give(id, ack);
             self.tell_status(id);
             return None;
-        }
-        if !is_for_it {
-            return self.drop_operation(id, "the operation is for another Application of that name");
         }
         if present.phase == Phase::Terminating {
             return self.drop_operation(id, "the running operation is being terminated");
@@ -805,6 +820,18 @@ impl Core {
             Some(Word::Exists(exists)) if is_go && applied => !slot.hub_has_status(exists),
             word => matches!(word, Some(Word::Exists(_))),
         };
+        let ends_operation = slot.operation.as_ref().is_some_and(|asked| {
+            let OperationWord { source_uid, hub_asked, .. } = &asked.what;
+            let is_for_another = slot.local_source() != Some(&**source_uid);
+            match slot.word.as_ref().map(|asked| &asked.what) {
+                Some(Word::Exists(exists)) => *hub_asked && exists.source_uid != *source_uid,
+                Some(Word::Gone(gone)) => {
+                    (applied || is_for_another)
+                        && (gone.source_uid == *source_uid || (*hub_asked && gone.synthetic))
+                }
+                _ => false,
+            }
+        });
         let ack = take_asked(&mut slot.word);
         slot.former.clear();
         slot.failures = 0;
@@ -815,6 +842,9 @@ impl Core {
         self.give(id, ack);
         if tell {
             self.tell_status(id);
+        }
+        if ends_operation {
+            self.drop_operation(id, "the operation is for an Application that the hub no longer has");
         }
     }
 
@@ -856,11 +886,31 @@ impl Core {
 }
 
 /// Canonical fingerprint of what the hub says an object to be, as it stands on a site; 0: nothing, or nothing readable.
-fn said_print(kind: Kind, incoming: &ObjectView<'_>) -> u64 {
+pub(super) fn said_print(kind: Kind, incoming: &ObjectView<'_>) -> u64 {
     match content::part(kind, incoming) {
         None => 0,
         Some(spec) if kind == Kind::Application => site_spec(spec).map_or(0, |spec| value_fingerprint(&spec)),
         Some(part) => value_fingerprint(part),
+    }
+}
+
+/// A copy that bears its mark is the one that the reference speaks of from now on.
+fn recognise(kind: Kind, reference: &mut Option<Reference>, copy: &Present, view: &ObjectView<'_>) {
+    let Some(source_uid) = &copy.source_uid else { return };
+    match reference {
+        Some(reference) if reference.source_uid == *source_uid => reference.uid = copy.uid.clone(),
+        Some(_) => {}
+        None => {
+            // Until the hub speaks, what stands on the site is the reference.
+            *reference = Some(Reference {
+                print: copy.spec,
+                spec: content::part(kind, view).map(Into::into),
+                asked: 0,
+                uid: copy.uid.clone(),
+                source_uid: source_uid.clone(),
+                principal_uid: copy.principal_uid.clone().unwrap_or_default(),
+            });
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::outbox::{Out, Want};
-use crate::checksum::fingerprint;
+use crate::checksum::{fingerprint, value_fingerprint};
 use crate::content;
 use crate::json;
 use crate::object::{self, ObjectView};
@@ -75,6 +75,10 @@ pub(super) struct Present {
     pub(super) report: u64,
     /// Of what an update from the hub tells: UID, spec, labels, annotations without refresh, finalizers, deletion.
     pub(super) shape: u64,
+    /// Canonical, of the spec or data as it stands on a site; 0: none.
+    pub(super) said: u64,
+    /// Canonical, of the status without `reconciledAt`; 0: none.
+    pub(super) told: u64,
     /// Of `operation`; 0: none.
     pub(super) operation: u64,
     /// Of the refresh annotation's value; 0: none.
@@ -109,7 +113,8 @@ impl Present {
             Some(_) => Phase::Running,
         };
         let mut report = Vec::with_capacity(40);
-        report.extend_from_slice(&status_print(view.status).to_le_bytes());
+        let told = status_print(view.status);
+        report.extend_from_slice(&told.to_le_bytes());
         report.extend_from_slice(&operation.to_le_bytes());
         report.extend_from_slice(&refresh_print.to_le_bytes());
         report.extend_from_slice(source_uid.as_deref().unwrap_or_default().as_bytes());
@@ -136,6 +141,8 @@ impl Present {
             status: raw(view.status),
             report: fingerprint(&report),
             shape: fingerprint(&shape),
+            said: 0,
+            told,
             operation,
             refresh: refresh_print,
         }
@@ -157,10 +164,11 @@ impl Present {
 /// Of the status without `reconciledAt`, which Argo CD rewrites every few minutes whatever happens.
 fn status_print(status: Option<&[u8]>) -> u64 {
     let Some(status) = status else { return 0 };
-    if json::member(status, "reconciledAt").is_ok_and(|at| at.is_none()) {
-        return fingerprint(status);
+    match json::remove_member(status, "reconciledAt") {
+        Ok(kept) if kept == b"{}" => 0,
+        Ok(kept) => value_fingerprint(&kept),
+        Err(_) => 0,
     }
-    json::remove_member(status, "reconciledAt").map_or(0, |kept| fingerprint(&kept))
 }
 
 /// Of the annotations without the refresh request, which has an entry of its own.
@@ -524,10 +532,11 @@ impl Slot {
         // What is another agent's may be read again if it ever becomes this one's.
         let is_nothing = match &self.observed {
             Observed::Absent => true,
-            Observed::Present(present) => !present.routed && !self.must_read,
+            Observed::Present(present) => !present.routed,
             Observed::Unknown(_) => false,
         };
         is_nothing
+            && !self.must_read
             && self.outstanding.is_none()
             && self.gone_uid.is_none()
             && self.word.is_none()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use agent_core::core::{Config, Core, Counters, Note};
 use agent_core::informer::Event;
-use agent_core::peer::{Mapping, Peer};
+use agent_core::peer::Peer;
 use agent_core::rand::Rng;
 use agent_core::request::{Key, Kind, Request};
 use tokio::sync::Notify;
@@ -104,16 +104,19 @@ impl Agent {
         tokio::spawn(self.clone().tend(list));
     }
 
-    fn renew(&self) {
-        let clock = self.shared.clock;
+    fn config(&self) -> Config {
         let shared = &self.shared;
-        let config = Config {
+        Config {
             mapping: shared.mapping,
             allowed_namespaces: shared.allowed_namespaces.clone(),
             regex: crate::namespaces::regex,
             ..Config::principal(&self.name, &shared.namespace, &shared.principal_uid)
-        };
-        let mut core = Core::new(config, Rng::new(crate::clock::seed()), clock.wall());
+        }
+    }
+
+    fn renew(&self) {
+        let clock = self.shared.clock;
+        let mut core = Core::new(self.config(), Rng::new(crate::clock::seed()), clock.wall());
         let mut inner = self.inner();
         if let Some(session) = inner.stream.as_ref().and(inner.session.as_ref()) {
             core.connected(clock.now(), &session.peer);
@@ -157,20 +160,15 @@ impl Agent {
     /// The agent's objects, for a core that joins late: the watch tells only what changes from now on.
     async fn list(self: Arc<Self>) {
         let shared = &self.shared;
-        let selector = shared.selector.query();
+        let (selector, config) = (shared.selector.query(), self.config());
         // Projects before the repositories that follow them.
         for kind in Kind::ALL {
-            let namespace = match (kind, shared.mapping) {
-                (Kind::Application, Mapping::Namespace) => Some(&*self.name),
-                (Kind::Application, Mapping::Destination) => None,
-                _ => Some(&*shared.namespace),
-            };
             let mut sink = |event: Event<'_>| self.informed(kind, &event);
             crate::kube::objects::run(
                 &shared.client,
                 shared.clock,
                 kind,
-                namespace,
+                config.namespace_of(kind),
                 &selector,
                 true,
                 &mut sink,

@@ -51,6 +51,8 @@ pub(super) struct Checker {
     refused: BTreeMap<String, Instant>,
     /// Copies that had lost their mark of origin when the agent stopped: nothing tells them from the site's own.
     estranged: BTreeSet<String>,
+    /// Names about which a frame was acknowledged and not carried out: no digest knows labels, annotations and finalizers.
+    swallowed: BTreeSet<String>,
     /// Projects, repositories and keys.
     ledger: content::Ledger,
     pairing: Pairing,
@@ -96,6 +98,7 @@ impl Checker {
             locals: BTreeMap::new(),
             refused: BTreeMap::new(),
             estranged: BTreeSet::new(),
+            swallowed: BTreeSet::new(),
             ledger: content::Ledger::default(),
             pairing,
             lapses: BTreeMap::new(),
@@ -162,6 +165,11 @@ impl Checker {
 
     fn is_excused(&self, resource: Resource, name: &str) -> bool {
         self.lapses.contains_key(&(resource, name.to_owned()))
+    }
+
+    /// A frame about this name was acknowledged and not carried out.
+    pub(super) fn swallowed(&mut self, name: String) {
+        self.swallowed.insert(name);
     }
 
     /// The site's API server refuses a write to this object.
@@ -314,7 +322,7 @@ impl Checker {
     /// What differs between the sides; `None` when they agree.
     pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
         let is_excused = |resource, name: &str| self.is_excused(resource, name);
-        if let Some(difference) = content::difference(hub, edge, is_excused) {
+        if let Some(difference) = content::difference(hub, edge, &self.swallowed, is_excused) {
             return Some(difference);
         }
         for object in hub.iter(Resource::Application) {
@@ -325,7 +333,8 @@ impl Checker {
             let Ok(copy) = edge.get(Resource::Application, EDGE_NAMESPACE, name) else {
                 return Some(format!("{name} is not on the site"));
             };
-            if let Some(difference) = self.differs(object.value(), copy.value()) {
+            let with_metadata = !self.swallowed.contains(name);
+            if let Some(difference) = self.differs(object.value(), copy.value(), with_metadata) {
                 return Some(format!("{name}: {difference}"));
             }
         }
@@ -344,12 +353,12 @@ impl Checker {
         None
     }
 
-    fn differs(&self, hub: &Value, edge: &Value) -> Option<String> {
+    fn differs(&self, hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
         if self.pairing == Pairing::OursOurs {
-            return difference(hub, edge);
+            return difference(hub, edge, with_metadata);
         }
         // What passes through the reference's typed structs gets empty members (docs/reference.md, "Objects").
-        difference(&without_empty(hub), &without_empty(edge))
+        difference(&without_empty(hub), &without_empty(edge), with_metadata)
     }
 
     /// What must hold at the end, beside the sides being equal.
@@ -388,7 +397,7 @@ impl Checker {
 }
 
 /// What makes the copy different from what the hub says.
-fn difference(hub: &Value, edge: &Value) -> Option<String> {
+fn difference(hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
     let (wanted, found) = (&hub["metadata"], &edge["metadata"]);
     if wanted["deletionTimestamp"].is_string() || found["deletionTimestamp"].is_string() {
         return Some("it is still being deleted".to_owned());
@@ -410,15 +419,18 @@ fn difference(hub: &Value, edge: &Value) -> Option<String> {
         let annotations = metadata["annotations"].as_object().cloned().unwrap_or_default();
         annotations.into_iter().filter(|(name, _)| name != SOURCE_UID && name != PRINCIPAL).collect()
     };
-    if others(wanted) != others(found) {
+    if with_metadata && others(wanted) != others(found) {
         return Some(format!("annotations {} and {}", wanted["annotations"], found["annotations"]));
     }
     let empty = |value: &Value| value.as_object().is_none_or(serde_json::Map::is_empty);
-    if wanted["labels"] != found["labels"] && !(empty(&wanted["labels"]) && empty(&found["labels"])) {
+    if with_metadata
+        && wanted["labels"] != found["labels"]
+        && !(empty(&wanted["labels"]) && empty(&found["labels"]))
+    {
         return Some(format!("labels {} and {}", wanted["labels"], found["labels"]));
     }
     let finalizers = |metadata: &Value| metadata["finalizers"].as_array().cloned().unwrap_or_default();
-    if finalizers(wanted) != finalizers(found) {
+    if with_metadata && finalizers(wanted) != finalizers(found) {
         return Some(format!("finalizers {} and {}", wanted["finalizers"], found["finalizers"]));
     }
     let mut spec = hub["spec"].clone();

@@ -214,6 +214,7 @@ fn is_wanted(hub: &Store, object: &Object) -> bool {
 pub(super) fn difference(
     hub: &Store,
     edge: &Store,
+    swallowed: &BTreeSet<String>,
     is_excused: impl Fn(Resource, &str) -> bool,
 ) -> Option<String> {
     for object in all(hub) {
@@ -230,7 +231,9 @@ pub(super) fn difference(
                 if source != Some(object.uid()) {
                     return Some(format!("{name}: the copy is of another object"));
                 }
-                if let Some(difference) = copy_differs(resource, object.value(), copy.value()) {
+                let with_metadata = !swallowed.contains(name);
+                if let Some(difference) = copy_differs(resource, object.value(), copy.value(), with_metadata)
+                {
                     return Some(format!("{name}: {difference}"));
                 }
             }
@@ -246,8 +249,8 @@ pub(super) fn difference(
     left.map(|object| format!("{} is on the site only", object.name()))
 }
 
-fn copy_differs(resource: Resource, hub: &Value, edge: &Value) -> Option<String> {
-    if hub["metadata"]["labels"] != edge["metadata"]["labels"] {
+fn copy_differs(resource: Resource, hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
+    if with_metadata && hub["metadata"]["labels"] != edge["metadata"]["labels"] {
         return Some("labels".to_owned());
     }
     if resource != Resource::AppProject {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use agent_core::core::{Config, Core, Counters, Note, Role};
 use agent_core::informer::{self, End, Informer};
-use agent_core::peer::{Capabilities, Mapping, Peer};
+use agent_core::peer::{Capabilities, Peer};
 use agent_core::rand::Rng;
 use agent_core::request::{Key, Kind, Observation, Outcome, Ticket, Verb};
 use agent_core::router::{Route, Router};
@@ -140,14 +140,9 @@ impl CoreHalf {
         let streaming_lists = rng.below(2) == 0;
         let is_hub = config.role == Role::Principal;
         let informer = |kind| {
-            let namespace = match (kind, config.mapping) {
-                (Kind::Application, Mapping::Destination) => None,
-                (Kind::Application, Mapping::Namespace) if is_hub => Some(config.agent.as_str()),
-                _ => Some(config.namespace.as_str()),
-            };
             Informer::new(informer::Config {
                 kind,
-                namespace: namespace.map(Into::into),
+                namespace: config.namespace_of(kind).map(Into::into),
                 label_selector: informer::selector("").into(),
                 // Small, so that lists have several pages.
                 page_size: 7,

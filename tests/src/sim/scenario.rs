@@ -135,6 +135,10 @@ pub enum Action {
         side: Side,
         fault: ListFault,
     },
+    /// One frame to this side is acknowledged and not carried out.
+    Swallow {
+        side: Side,
+    },
     BreakWatch {
         side: Side,
     },
@@ -345,6 +349,10 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
             _ => Action::Compact { side },
         };
         trouble(&mut rng, action);
+    }
+    if others.below(3) == 0 {
+        let side = if others.below(2) == 0 { Side::Hub } else { Side::Edge };
+        trouble(&mut others, Action::Swallow { side });
     }
     if family == Family::Deletes && rng.below(2) == 0 {
         // Many at once while the principal is away: only a resync can tell the site.

@@ -126,9 +126,9 @@ impl Rig {
 
     /// Lists, connects to a Go peer, and carries out what that leads to.
     fn start(&mut self) -> Result<(), String> {
-        self.core.list_started(Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.core.list_started(kind));
         self.look();
-        self.core.synced(self.now, Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.core.synced(self.now, kind));
         self.core.connected(self.now, &Peer::go("0.9.0"));
         self.settle()?;
         self.sent.clear();
@@ -139,7 +139,7 @@ impl Rig {
 
     /// Tells the core what changed in its namespace.
     fn look(&mut self) {
-        let namespace = self.core.config().namespace.clone();
+        let namespace = self.core.config().namespace_of(Kind::Application).unwrap_or_default().to_owned();
         let objects: Vec<Arc<Object>> = self
             .store
             .iter(Resource::Application)
@@ -511,7 +511,7 @@ fn outbound(case: &Value) -> Result<Verdict, String> {
     } else {
         Config::agent("argocd")
     };
-    let namespace = config.namespace.clone();
+    let namespace = config.namespace_of(Kind::Application).unwrap_or_default().to_owned();
     let mut site = Outbound { rig: Rig::new(config), current: None, created: None, namespace };
     let new = &case["new"];
     let informer = text(case, "informer");
@@ -614,11 +614,11 @@ struct Outbound {
 
 impl Outbound {
     fn start(&mut self, before: Option<&Value>) -> Result<(), String> {
-        self.rig.core.list_started(Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.rig.core.list_started(kind));
         if let Some(before) = before {
             self.observe(before, false);
         }
-        self.rig.core.synced(self.rig.now, Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.rig.core.synced(self.rig.now, kind));
         self.rig.core.connected(self.rig.now, &Peer::go("0.9.0"));
         self.settle()?;
         self.rig.sent.clear();

@@ -412,6 +412,41 @@ fn a_lost_race_does_not_make_an_operation_new() {
 }
 
 #[test]
+fn a_list_from_before_a_write_does_not_make_an_operation_new() {
+    let operation = r#","operation":{"sync":{}}"#;
+    let asked = hub_app_with("h-1", 6, "a", "", operation);
+    let mut rig = settled(&[&hub_app("h-1", 5, "a")]);
+    rig.see(&asked);
+    rig.acknowledge();
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    let over = hub_app_with("h-1", 8, "a", "", r#","status":{"health":{}}"#);
+    rig.done(&patch, &over);
+    rig.acknowledge();
+    // Asked for before the write, and here after its answer.
+    rig.list(&[&asked]);
+    let read = rig.request();
+    rig.done(&read, &over);
+    rig.see(&over);
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+}
+
+#[test]
+fn what_the_site_still_has_of_an_object_that_is_being_deleted_is_never_equal() {
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let app = hub_app_with("h-1", 5, "a", ending, "");
+    let mut rig = settled(&[&app]);
+    // The deletion was acknowledged and refused, and the agent that knew has ended.
+    let checksum = spec_checksum(Kind::Application, app.as_bytes()).unwrap();
+    let key = Key::new(Kind::Application, "agent-1", "app");
+    rig.core.update_requested(rig.now, &key, "h-1", Some(&checksum));
+    let read = rig.request();
+    rig.done(&read, &app);
+    let frames = rig.frames();
+    assert!(frames[0].r#type == "create" && frames[0].data.contains("deletionTimestamp"), "{frames:?}");
+}
+
+#[test]
 fn a_comparison_does_not_turn_a_known_end_into_a_guess() {
     let app = hub_app("h-1", 5, "a");
     let mut rig = settled(&[&app]);
