@@ -51,7 +51,7 @@ pub(super) struct Checker {
     refused: BTreeMap<String, Instant>,
     /// Copies that had lost their mark of origin when the agent stopped: nothing tells them from the site's own.
     estranged: BTreeSet<String>,
-    /// Names about which a frame was acknowledged and not carried out: no digest knows labels, annotations and finalizers.
+    /// Names about which a frame was acknowledged and not carried out, or only half: no digest knows labels, annotations and finalizers.
     swallowed: BTreeSet<String>,
     /// Projects, repositories and keys.
     ledger: content::Ledger,
@@ -145,13 +145,25 @@ impl Checker {
 
     /// The foreign half lost something by a rule of its own.
     pub(super) fn lapsed(&mut self, lapse: &Lapse) {
+        if lapse.until == Until::Edit {
+            self.swallowed.insert(lapse.name.clone());
+            return;
+        }
         let key = (Resource::from(lapse.kind), lapse.name.clone());
         self.lapses.entry(key).or_default().insert((lapse.until, lapse.rule));
     }
 
     /// A half starts again, and compares everything.
     pub(super) fn restarts(&mut self, side: Side) {
-        let mended = if self.pairing.foreign() == Some(side) { Until::Restart } else { Until::Round };
+        self.mended(if self.pairing.foreign() == Some(side) { Until::Restart } else { Until::Round });
+    }
+
+    /// Our half compares everything.
+    pub(super) fn compared(&mut self) {
+        self.mended(Until::Round);
+    }
+
+    fn mended(&mut self, mended: Until) {
         for lapses in self.lapses.values_mut() {
             lapses.retain(|(until, _)| *until > mended);
         }
@@ -168,8 +180,12 @@ impl Checker {
     }
 
     /// A frame about this name was acknowledged and not carried out.
-    pub(super) fn swallowed(&mut self, name: String) {
-        self.swallowed.insert(name);
+    pub(super) fn swallowed(&mut self, kind: Kind, name: String) {
+        self.swallowed.insert(name.clone());
+        if self.pairing != Pairing::OursOurs {
+            // Between our halves the next round is near; with one of the reference it comes once a day.
+            self.lapsed(&Lapse { kind, name, rule: "swallowed", until: Until::Round });
+        }
     }
 
     /// The site's API server refuses a write to this object.

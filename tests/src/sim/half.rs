@@ -61,6 +61,8 @@ pub struct Lapse {
 /// What mends a [`Lapse`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Until {
+    /// The next change on the hub; until then only labels, annotations and finalizers differ, which no checksum knows.
+    Edit,
     /// A comparison of everything, which our half begins.
     Round,
     /// The foreign half starts again.
@@ -100,6 +102,10 @@ pub trait Half {
     /// Objects whose deletion it holds until a person confirms it.
     fn take_held(&mut self) -> Vec<Key>;
     fn counters(&self) -> Counters;
+    /// Whether it wants the stream to be opened anew; once for each time.
+    fn poll_reopen(&mut self) -> bool {
+        false
+    }
     /// Counts of its own, for a foreign half.
     fn exercised(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
@@ -334,5 +340,9 @@ impl Half for CoreHalf {
 
     fn counters(&self) -> Counters {
         self.core.counters()
+    }
+
+    fn poll_reopen(&mut self) -> bool {
+        self.core.poll_reopen()
     }
 }

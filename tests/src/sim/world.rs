@@ -54,6 +54,8 @@ pub(super) struct World {
     rounds: BTreeSet<String>,
     /// The next object frame to each side is acknowledged and not delivered.
     swallow: [bool; 2],
+    /// Nothing happens for long: the controller and the watches rest.
+    calm: bool,
 }
 
 /// One cluster and the half that lives there.
@@ -204,6 +206,7 @@ impl World {
             confirmed: BTreeSet::new(),
             rounds: BTreeSet::new(),
             swallow: [false; 2],
+            calm: false,
         };
         for side in Side::BOTH {
             world.start(side);
@@ -286,10 +289,32 @@ impl World {
         if !self.checker.has_lapses(until) {
             return Ok(());
         }
-        let side = if until == Until::Round { foreign.other() } else { foreign };
-        self.count(if until == Until::Round { "rounds" } else { "model_restarts" });
-        self.crash(side, 1_000);
+        if until == Until::Round {
+            self.wait_for_round(foreign.other())?;
+        } else {
+            self.count("model_restarts");
+            self.crash(foreign, 1_000);
+        }
         self.settle()
+    }
+
+    /// Until our half compares everything with the foreign one, which takes a day.
+    fn wait_for_round(&mut self, side: Side) -> Result<(), Violation> {
+        let rounds = |world: &Self| {
+            world.stations[side.index()].half.as_ref().map_or(0, |half| half.counters().rounds)
+        };
+        let (before, limit) = (rounds(self), self.now + ROUND_LIMIT);
+        self.calm = true;
+        while rounds(self) == before {
+            if self.now >= limit {
+                return Err(Violation::new("no-round", "our half has not compared anything for a day and a half"));
+            }
+            self.run_until(self.now + Duration::from_secs(60))?;
+        }
+        self.calm = false;
+        self.count("model_rounds");
+        self.checker.compared();
+        Ok(())
     }
 
     fn take_lapses(&mut self) {
@@ -393,6 +418,10 @@ impl World {
                 self.watch_turn(side, incarnation, id);
                 Ok(())
             }
+            Due::WatchEnd { side, incarnation, id } if self.calm => {
+                self.after(CONTROLLER_PERIOD, Due::WatchEnd { side, incarnation, id });
+                Ok(())
+            }
             Due::WatchEnd { side, incarnation, id } => {
                 self.watch_end(side, incarnation, id);
                 Ok(())
@@ -428,7 +457,7 @@ impl World {
             Due::Controller => self.control(false),
             Due::ControllerPeriod => {
                 self.after(CONTROLLER_PERIOD, Due::ControllerPeriod);
-                self.control(true)
+                if self.calm { Ok(()) } else { self.control(true) }
             }
         }
     }
@@ -450,6 +479,11 @@ impl World {
             self.after(delay, Due::Call { side, incarnation, call });
         }
         let to = side.other();
+        if self.stations[side.index()].half.as_mut().is_some_and(|half| half.poll_reopen()) {
+            self.count("reopened");
+            let (hub, edge) = (self.millis(10, 100), self.millis(1, 10));
+            self.lose_stream(hub, edge);
+        }
         loop {
             let station = &mut self.stations[side.index()];
             if station.stream == 0 {
@@ -478,7 +512,9 @@ impl World {
             self.swallow[to.index()] = false;
             self.count("swallowed");
             let name = frame_object(&frame)["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-            self.checker.swallowed(name);
+            if let Some(kind) = EventView::decode(&frame).ok().and_then(|event| event.target()?.kind()) {
+                self.checker.swallowed(kind, name);
+            }
             if let Some(ack) = forged_ack(&frame) {
                 return self.transmit_raw(to.other(), stream, ack);
             }
@@ -1518,6 +1554,8 @@ const CONTROLLER_PERIOD: Duration = Duration::from_secs(180);
 /// What a sender's socket and HTTP/2 window hold.
 const SEND_BUFFER: usize = 64 * 1024;
 /// Shorter than the product's: a run is short.
+/// With a half of the reference: a day, somewhat more, and time to put it off.
+const ROUND_LIMIT: Duration = Duration::from_secs(36 * 3600);
 const ROUND_INTERVAL: Duration = Duration::from_secs(5 * 60);
 const SETTLE_SLICE: Duration = Duration::from_secs(5);
 /// Longer than the longest back-off of a refused object.

@@ -396,7 +396,7 @@ impl Agent {
         if let Some(cached) = self.drifted(kind, object) {
             self.desk.count("model_reverted");
             told["spec"] = cached;
-            if self.managed_update(&told, None).await.is_err() {
+            if self.managed_update(&told, None, true).await.is_err() {
                 self.desk.count("model_failed_reverts");
             }
             if self.options.version == Version::V0_9_0 {
@@ -591,7 +591,7 @@ impl Agent {
             let mut incoming = incoming;
             to_in_cluster(&mut incoming);
             self.cache(Kind::Application, &source_uid, &incoming);
-            return self.managed_update(&incoming, None).await;
+            return self.managed_update(&incoming, None, false).await;
         }
         if is_unknown {
             return in_place(incoming).await;
@@ -608,7 +608,7 @@ impl Agent {
 
     async fn in_place(&self, mut incoming: Value, source_uid: &str, principal_uid: &str) -> Result<(), Class> {
         to_in_cluster(&mut incoming);
-        self.managed_update(&incoming, Some((source_uid, principal_uid))).await?;
+        self.managed_update(&incoming, Some((source_uid, principal_uid)), false).await?;
         self.cache(Kind::Application, source_uid, &incoming);
         Ok(())
     }
@@ -648,7 +648,14 @@ impl Agent {
     }
 
     /// Makes the copy what `incoming` says, its status apart.
-    async fn managed_update(&self, incoming: &Value, forced: Option<(&str, &str)>) -> Result<(), Class> {
+    ///
+    /// `reverts`: it is what the watch showed, with the spec of the hub. What changed since is undone with the local edit.
+    async fn managed_update(
+        &self,
+        incoming: &Value,
+        forced: Option<(&str, &str)>,
+        reverts: bool,
+    ) -> Result<(), Class> {
         let kind = Kind::Application;
         let key = self.key(kind, name_of(incoming));
         for attempt in 0.. {
@@ -675,10 +682,15 @@ impl Agent {
                     set_annotation(&mut wanted, name, &uid);
                 }
             }
+            let members = ["labels", "annotations", "finalizers"];
+            if reverts && members.iter().any(|member| existing["metadata"][member] != incoming["metadata"][member]) {
+                self.desk.count("model_stale_reverts");
+                self.lapse(kind, &key.name, "stale-revert", Until::Edit);
+            }
             let operation = wanted_operation(&existing, &incoming);
             let patch = difference(
-                &parts(&existing, &existing["operation"], &["annotations", "labels", "finalizers"]),
-                &parts(&wanted, operation, &["annotations", "labels", "finalizers"]),
+                &parts(&existing, &existing["operation"], &members),
+                &parts(&wanted, operation, &members),
             );
             let written = match self.desk.patch(&key, &patch).await {
                 Err(failure) if failure.is_conflict() && attempt < CONFLICTS => {
