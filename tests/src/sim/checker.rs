@@ -66,6 +66,8 @@ struct Operation {
     name: String,
     set: Instant,
     reached: u32,
+    /// The foreign half could not take it when it was asked for, or lost it since.
+    lapsed: bool,
 }
 
 #[derive(Debug)]
@@ -106,8 +108,13 @@ impl Checker {
     }
 
     pub(super) fn operation_set(&mut self, now: Instant, id: u64, hub_uid: &str, name: &str) {
-        let operation =
-            Operation { hub_uid: hub_uid.to_owned(), name: name.to_owned(), set: now, reached: 0 };
+        let operation = Operation {
+            hub_uid: hub_uid.to_owned(),
+            name: name.to_owned(),
+            set: now,
+            reached: 0,
+            lapsed: self.is_excused(Resource::Application, name),
+        };
         self.operations.insert(id, operation);
     }
 
@@ -148,6 +155,9 @@ impl Checker {
         if lapse.until == Until::Edit {
             self.swallowed.insert(lapse.name.clone());
             return;
+        }
+        for operation in self.operations.values_mut() {
+            operation.lapsed |= lapse.kind == Kind::Application && operation.name == lapse.name;
         }
         let key = (Resource::from(lapse.kind), lapse.name.clone());
         self.lapses.entry(key).or_default().insert((lapse.until, lapse.rule));
@@ -201,7 +211,6 @@ impl Checker {
     fn may_be_given_up(&self, hub_uid: &str, name: &str, asked: Instant) -> bool {
         self.deleted.contains(hub_uid)
             || self.estranged.contains(name)
-            || self.is_excused(Resource::Application, name)
             || self.refused.get(name).is_some_and(|at| *at >= asked)
     }
 
@@ -313,23 +322,6 @@ impl Checker {
         ))
     }
 
-    /// A foreign half is about to delete, on a word of ours: is there a ground?
-    pub(super) fn delete_by_model(
-        &self,
-        side: Side,
-        resource: Resource,
-        object: &Value,
-    ) -> Result<(), Violation> {
-        let is_marked = object["metadata"]["annotations"][SOURCE_UID].is_string();
-        match resource {
-            // What it was told is gone there it deletes here.
-            _ if side == Side::Hub => Ok(()),
-            // The ConfigMap that Argo CD brings along is replaced (docs/reference.md, "Keys").
-            Resource::ConfigMap if !is_marked => Ok(()),
-            _ => self.delete(side, resource, object),
-        }
-    }
-
     /// Whether the copy of `source_uid` may go.
     pub(super) fn is_deleted(&self, source_uid: &str) -> bool {
         self.deleted.contains(source_uid) || self.ledger.is_withdrawn(source_uid)
@@ -381,6 +373,7 @@ impl Checker {
     pub(super) fn finish(&self, edge: &Store) -> Result<(), Violation> {
         for (id, operation) in &self.operations {
             if operation.reached == 0
+                && !operation.lapsed
                 && self.promises_operations()
                 && !self.may_be_given_up(&operation.hub_uid, &operation.name, operation.set)
             {

@@ -45,7 +45,10 @@ pub enum Ask {
     /// PUT.
     Replace(Vec<u8>),
     /// DELETE by name alone, whatever object has it.
-    Delete,
+    Delete {
+        /// The peer said so; if not, it makes room for another object of that name.
+        told: bool,
+    },
 }
 
 /// Something that a foreign half lost by a rule of its own: what cannot be expected of the pair until then.

@@ -1266,11 +1266,13 @@ impl World {
                 }
                 Err(error) => Err(Status::bad_request(error.to_string())),
             },
-            Ask::Delete => {
+            Ask::Delete { told } => {
                 if let Ok(object) = store.get(resource, namespace, name)
                     && !object.is_terminating()
                 {
-                    self.checker.delete_by_model(side, resource, object.value())?;
+                    if told && side == Side::Edge {
+                        self.checker.delete(side, resource, object.value())?;
+                    }
                     self.counters.add("deletes_by_model", 1);
                 }
                 store

@@ -530,7 +530,7 @@ impl Agent {
             }
             Type::SetOperation => self.set_operation(&key, &incoming, existing.as_deref()).await,
             Type::TerminateOperation => self.terminate(&key, existing.as_deref()).await,
-            Type::Delete => self.delete(&key).await,
+            Type::Delete => self.delete(&key, true).await,
             _ => Ok(()),
         }
     }
@@ -600,7 +600,7 @@ impl Agent {
             Policy::Upsert => in_place(incoming).await,
             Policy::Recreate => {
                 self.desk.count("model_replaced");
-                self.delete(key).await?;
+                self.delete(key, false).await?;
                 self.create_application(key, incoming).await
             }
         }
@@ -707,7 +707,7 @@ impl Agent {
                     self.state.borrow_mut().expected.insert(source_uid.to_owned());
                 }
                 self.desk.count("model_ended");
-                let ended = self.desk.delete(&key).await;
+                let ended = self.desk.delete(&key, true).await;
                 if written.is_ok() {
                     gone_is_done(ended)?;
                 }
@@ -757,7 +757,7 @@ impl Agent {
     }
 
     /// By name: whatever managed object has it.
-    async fn delete(&self, key: &Key) -> Result<(), Class> {
+    async fn delete(&self, key: &Key, told: bool) -> Result<(), Class> {
         let kind = key.kind;
         let existing = match self.informers[&kind].get(&key.name).filter(|_| kind == Kind::Application) {
             Some(object) => Some(object),
@@ -772,7 +772,7 @@ impl Agent {
         let Some(existing) = existing else { return Err(Class::Error) };
         let source_uid = annotation(&existing, SOURCE_UID).unwrap_or_default().to_owned();
         self.state.borrow_mut().expected.insert(source_uid.clone());
-        match self.desk.delete(key).await {
+        match self.desk.delete(key, told).await {
             Ok(()) => {
                 if kind == Kind::Application {
                     self.state.borrow_mut().source.remove(&(kind, source_uid));
@@ -815,7 +815,7 @@ impl Agent {
         }
         match r#type {
             Type::Create | Type::SpecUpdate => {}
-            Type::Delete => return self.delete(&key).await,
+            Type::Delete => return self.delete(&key, true).await,
             _ => return Ok(()),
         }
         let Some(_) = &existing else { return self.content_create(&key, incoming).await };
@@ -837,7 +837,7 @@ impl Agent {
                 self.content_update(kind, &incoming, true).await
             }
             Policy::Recreate => {
-                self.delete(&key).await?;
+                self.delete(&key, false).await?;
                 self.content_create(&key, incoming).await
             }
         }

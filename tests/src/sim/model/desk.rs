@@ -206,8 +206,8 @@ impl Desk {
     }
 
     /// By name alone: whatever object has it.
-    pub(super) async fn delete(&self, key: &Key) -> Result<(), Failure> {
-        self.call(What::Object { key: key.clone(), ask: Ask::Delete }).await.map(drop)
+    pub(super) async fn delete(&self, key: &Key, told: bool) -> Result<(), Failure> {
+        self.call(What::Object { key: key.clone(), ask: Ask::Delete { told } }).await.map(drop)
     }
 
     /// The items of a list of its own, beside the watches.

@@ -74,7 +74,7 @@ fn answer(store: &mut Store, what: What) -> Result<Vec<u8>, Status> {
         Ask::Replace(body) => {
             store.update(resource, namespace, name, parsed(&body)).map(|object| object.json().to_vec())
         }
-        Ask::Delete => store
+        Ask::Delete { .. } => store
             .delete(resource, namespace, name, &Preconditions::default())
             .map(|deleted| deleted.body(resource)),
         Ask::Core(other) => unreachable!("{other:?}"),
