@@ -707,7 +707,8 @@ impl Agent {
                     self.state.borrow_mut().expected.insert(source_uid.to_owned());
                 }
                 self.desk.count("model_ended");
-                let ended = self.desk.delete(&key, true).await;
+                // A local deletion that was shown before the copy came back ends the new one.
+                let ended = self.desk.delete(&key, !reverts).await;
                 if written.is_ok() {
                     gone_is_done(ended)?;
                 }
