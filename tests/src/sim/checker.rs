@@ -152,12 +152,16 @@ impl Checker {
 
     /// The foreign half lost something by a rule of its own.
     pub(super) fn lapsed(&mut self, lapse: &Lapse) {
-        if lapse.until == Until::Edit {
-            self.swallowed.insert(lapse.name.clone());
-            return;
-        }
         for operation in self.operations.values_mut() {
             operation.lapsed |= lapse.kind == Kind::Application && operation.name == lapse.name;
+        }
+        match lapse.until {
+            Until::Now => return,
+            Until::Edit => {
+                self.swallowed.insert(lapse.name.clone());
+                return;
+            }
+            Until::Round | Until::Restart | Until::Never => {}
         }
         let key = (Resource::from(lapse.kind), lapse.name.clone());
         self.lapses.entry(key).or_default().insert((lapse.until, lapse.rule));

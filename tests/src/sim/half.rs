@@ -64,6 +64,8 @@ pub struct Lapse {
 /// What mends a [`Lapse`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Until {
+    /// Nothing waits for it: an operation that was asked for is given up, acknowledged.
+    Now,
     /// The next change on the hub; until then only labels, annotations and finalizers differ, which no checksum knows.
     Edit,
     /// A comparison of everything, which our half begins.

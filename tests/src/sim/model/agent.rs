@@ -528,7 +528,13 @@ impl Agent {
             Type::Create | Type::SpecUpdate => {
                 self.application_exists(&key, incoming, existing.as_deref(), principal_uid).await
             }
-            Type::SetOperation => self.set_operation(&key, &incoming, existing.as_deref()).await,
+            Type::SetOperation => {
+                let result = self.set_operation(&key, &incoming, existing.as_deref()).await;
+                if matches!(result, Err(Class::Error)) {
+                    self.lapse(kind, &key.name, "operation-refused", Until::Now);
+                }
+                result
+            }
             Type::TerminateOperation => self.terminate(&key, existing.as_deref()).await,
             Type::Delete => self.delete(&key, true).await,
             _ => Ok(()),
