@@ -273,9 +273,12 @@ impl World {
                 return Ok(());
             }
             if self.now - healed >= SETTLE_LIMIT {
-                let text = difference.unwrap_or_else(|| self.unsettled());
+                let (rule, text) = match difference {
+                    Some(difference) => ("not-equal", difference),
+                    None => ("not-settled", self.unsettled()),
+                };
                 return Err(Violation::new(
-                    "not-equal",
+                    rule,
                     format!("{text} ({} s after healing)", SETTLE_LIMIT.as_secs()),
                 ));
             }
@@ -333,7 +336,8 @@ impl World {
 
     fn unsettled(&self) -> String {
         let unsettled: Vec<Side> = Side::BOTH.into_iter().filter(|side| !self.is_settled(*side)).collect();
-        format!("equal, but not settled: {unsettled:?}")
+        let quiet = (self.now - self.last_frame).as_secs();
+        format!("equal, but not settled: {unsettled:?}, the last frame {quiet} s ago")
     }
 
     fn at(&mut self, at: Instant, due: Due) {
