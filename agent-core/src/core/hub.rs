@@ -239,6 +239,18 @@ impl Core {
         }
     }
 
+    /// A Go agent that has no copy of an object that is being deleted makes one, and ends it only when it is told once more.
+    pub(super) fn tell_end_again(&mut self, key: &Key, source_uid: &str) {
+        let Some(&id) = self.index.get(key) else { return };
+        let slot = self.slot(id);
+        let ends =
+            slot.observed.present().is_some_and(|present| present.deleting && *present.uid == *source_uid);
+        if ends && slot.out.in_hand().is_none_or(|flight| flight.want != Want::Exists) {
+            slot.out.acked = 0;
+            self.want(id, Want::Exists);
+        }
+    }
+
     /// A status write was refused: it put nothing on the object.
     pub(super) fn forget_maybe(&mut self, id: SlotId) {
         let seen = &mut self.slot(id).seen;

@@ -234,7 +234,10 @@ impl Core {
         r#type: Type,
         view: &ObjectView<'_>,
     ) -> Result<Answer, alloc::string::String> {
-        let source_uid = view.source_uid().map_or_else(Box::default, |uid| Box::from(&*uid));
+        let source_uid: Box<str> = view.source_uid().map_or_else(Box::default, |uid| Box::from(&*uid));
+        if r#type == Type::StatusUpdate && view.deletion_timestamp.is_none() && self.peer_is_go() {
+            self.tell_end_again(&key, &source_uid);
+        }
         let word = match r#type {
             Type::StatusUpdate => StatusParts {
                 status: view.status,

@@ -314,7 +314,10 @@ impl Core {
                         let is_known = slot.out.known_as.iter().any(|uid| **uid == *view.uid);
                         if !is_known {
                             // A Go agent acknowledges a create that it drops while the former object still ends.
-                            slot.out.unconfirmed = is_go && !slot.out.known_as.is_empty();
+                            // Of other kinds no status ever tells.
+                            slot.out.unconfirmed = is_go
+                                && key.kind == Kind::Application
+                                && !slot.out.known_as.is_empty();
                             if slot.out.known_as.len() >= KNOWN_MAX {
                                 slot.out.known_as.remove(0);
                             }

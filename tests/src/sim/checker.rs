@@ -2,14 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent_core::request::Kind;
 use agent_core::time::Instant;
 use serde_json::Value;
 
-use super::scenario::Side;
+use super::half::{Lapse, Until};
+use super::model::Version;
+use super::scenario::{Pairing, Side};
 use super::{AGENT, EDGE_NAMESPACE, PRINCIPAL_UID, content};
 use crate::controller::REFRESH;
 use crate::kube::Resource;
 use crate::kube::store::{Store, Watch, WatchOptions, WatchType};
+use crate::vectors::events::without_empty;
 
 /// A rule that did not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,10 +51,13 @@ pub(super) struct Checker {
     refused: BTreeMap<String, Instant>,
     /// Copies that had lost their mark of origin when the agent stopped: nothing tells them from the site's own.
     estranged: BTreeSet<String>,
-    /// Names about which a frame was acknowledged and not carried out: no digest knows labels, annotations and finalizers.
+    /// Names about which a frame was acknowledged and not carried out, or only half: no digest knows labels, annotations and finalizers.
     swallowed: BTreeSet<String>,
     /// Projects, repositories and keys.
     ledger: content::Ledger,
+    pairing: Pairing,
+    /// What the foreign half lost, by object, with what mends it.
+    lapses: BTreeMap<(Resource, String), BTreeSet<(Until, &'static str)>>,
 }
 
 #[derive(Debug)]
@@ -59,6 +66,8 @@ struct Operation {
     name: String,
     set: Instant,
     reached: u32,
+    /// The foreign half could not take it when it was asked for, or lost it since.
+    lapsed: bool,
 }
 
 #[derive(Debug)]
@@ -70,7 +79,7 @@ struct Refresh {
 }
 
 impl Checker {
-    pub(super) fn new(hub: &Store, edge: &Store) -> Self {
+    pub(super) fn new(pairing: Pairing, hub: &Store, edge: &Store) -> Self {
         let open = |store: &Store| {
             let options =
                 WatchOptions { resource_version: store.revision().to_string(), ..WatchOptions::default() };
@@ -93,12 +102,19 @@ impl Checker {
             estranged: BTreeSet::new(),
             swallowed: BTreeSet::new(),
             ledger: content::Ledger::default(),
+            pairing,
+            lapses: BTreeMap::new(),
         }
     }
 
     pub(super) fn operation_set(&mut self, now: Instant, id: u64, hub_uid: &str, name: &str) {
-        let operation =
-            Operation { hub_uid: hub_uid.to_owned(), name: name.to_owned(), set: now, reached: 0 };
+        let operation = Operation {
+            hub_uid: hub_uid.to_owned(),
+            name: name.to_owned(),
+            set: now,
+            reached: 0,
+            lapsed: self.is_excused(Resource::Application, name),
+        };
         self.operations.insert(id, operation);
     }
 
@@ -134,14 +150,66 @@ impl Checker {
         self.estranged.extend(names);
     }
 
+    /// The foreign half lost something by a rule of its own.
+    pub(super) fn lapsed(&mut self, lapse: &Lapse) {
+        for operation in self.operations.values_mut() {
+            operation.lapsed |= lapse.kind == Kind::Application && operation.name == lapse.name;
+        }
+        match lapse.until {
+            Until::Now => return,
+            Until::Edit => {
+                self.swallowed.insert(lapse.name.clone());
+                return;
+            }
+            Until::Round | Until::Restart | Until::Never => {}
+        }
+        let key = (Resource::from(lapse.kind), lapse.name.clone());
+        self.lapses.entry(key).or_default().insert((lapse.until, lapse.rule));
+    }
+
+    /// A half starts again, and compares everything.
+    pub(super) fn restarts(&mut self, side: Side) {
+        self.mended(if self.pairing.foreign() == Some(side) { Until::Restart } else { Until::Round });
+    }
+
+    /// Our half compares everything.
+    pub(super) fn compared(&mut self) {
+        self.mended(Until::Round);
+    }
+
+    fn mended(&mut self, mended: Until) {
+        for lapses in self.lapses.values_mut() {
+            lapses.retain(|(until, _)| *until > mended);
+        }
+        self.lapses.retain(|_, lapses| !lapses.is_empty());
+    }
+
+    /// Whether something waits for this.
+    pub(super) fn has_lapses(&self, until: Until) -> bool {
+        self.lapses.values().flatten().any(|(of, _)| *of == until)
+    }
+
+    fn is_excused(&self, resource: Resource, name: &str) -> bool {
+        self.lapses.contains_key(&(resource, name.to_owned()))
+    }
+
     /// A frame about this name was acknowledged and not carried out.
-    pub(super) fn swallowed(&mut self, name: String) {
-        self.swallowed.insert(name);
+    pub(super) fn swallowed(&mut self, kind: Kind, name: String) {
+        self.swallowed.insert(name.clone());
+        if self.pairing != Pairing::OursOurs {
+            // Between our halves the next round is near; with one of the reference it comes once a day.
+            self.lapsed(&Lapse { kind, name, rule: "swallowed", until: Until::Round });
+        }
     }
 
     /// The site's API server refuses a write to this object.
     pub(super) fn refused(&mut self, now: Instant, name: &str) {
         self.refused.insert(name.to_owned(), now);
+    }
+
+    /// A principal of the reference clears an operation with any status (docs/reference.md, "status-clears").
+    const fn promises_operations(&self) -> bool {
+        !matches!(self.pairing, Pairing::ModelOurs(_))
     }
 
     fn may_be_given_up(&self, hub_uid: &str, name: &str, asked: Instant) -> bool {
@@ -183,6 +251,15 @@ impl Checker {
 
     fn edge_changed(&mut self, uid: &str, object: &Value, arrived: &mut u64) -> Result<(), Violation> {
         let annotations = &object["metadata"]["annotations"];
+        if let Pairing::OursModel(version) = self.pairing
+            && annotations[SOURCE_UID].is_null()
+            && self.origins.contains_key(uid)
+        {
+            // The reference puts no mark back; a later `create` adopts the copy, to v0.9.0 it is the site's own for ever.
+            let until = if version == Version::Head { Until::Round } else { Until::Never };
+            let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            self.lapsed(&Lapse { kind: Kind::Application, name, rule: "unmarked", until });
+        }
         if let Some(source_uid) = annotations[SOURCE_UID].as_str() {
             self.origins.insert(uid.to_owned(), source_uid.to_owned());
             // Whatever it was, it is the hub's now.
@@ -210,7 +287,7 @@ impl Checker {
             .into_iter()
             .chain(self.gone.get(&operation.name).copied())
             .any(|at| at >= operation.set);
-        if operation.reached > 1 && !excused {
+        if operation.reached > 1 && !excused && self.pairing == Pairing::OursOurs {
             return Err(Violation::new(
                 "operation-once",
                 format!(
@@ -256,24 +333,28 @@ impl Checker {
 
     /// What differs between the sides; `None` when they agree.
     pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
-        if let Some(difference) = content::difference(hub, edge, &self.swallowed) {
+        let is_excused = |resource, name: &str| self.is_excused(resource, name);
+        if let Some(difference) = content::difference(hub, edge, &self.swallowed, is_excused) {
             return Some(difference);
         }
         for object in hub.iter(Resource::Application) {
             let name = object.name();
-            if self.estranged.contains(name) {
+            if self.estranged.contains(name) || is_excused(Resource::Application, name) {
                 continue;
             }
             let Ok(copy) = edge.get(Resource::Application, EDGE_NAMESPACE, name) else {
                 return Some(format!("{name} is not on the site"));
             };
             let with_metadata = !self.swallowed.contains(name);
-            if let Some(difference) = difference(object.value(), copy.value(), with_metadata) {
+            if let Some(difference) = self.differs(object.value(), copy.value(), with_metadata) {
                 return Some(format!("{name}: {difference}"));
             }
         }
         for object in edge.iter(Resource::Application) {
             let name = object.name();
+            if is_excused(Resource::Application, name) {
+                continue;
+            }
             match object.value()["metadata"]["annotations"][SOURCE_UID].as_str() {
                 Some(_) if hub.get(Resource::Application, AGENT, name).is_ok() => {}
                 Some(source_uid) => return Some(format!("{name} from {source_uid} is on the site only")),
@@ -284,10 +365,20 @@ impl Checker {
         None
     }
 
+    fn differs(&self, hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
+        if self.pairing == Pairing::OursOurs {
+            return difference(hub, edge, with_metadata);
+        }
+        // What passes through the reference's typed structs gets empty members (docs/reference.md, "Objects").
+        difference(&without_empty(hub), &without_empty(edge), with_metadata)
+    }
+
     /// What must hold at the end, beside the sides being equal.
     pub(super) fn finish(&self, edge: &Store) -> Result<(), Violation> {
         for (id, operation) in &self.operations {
             if operation.reached == 0
+                && !operation.lapsed
+                && self.promises_operations()
                 && !self.may_be_given_up(&operation.hub_uid, &operation.name, operation.set)
             {
                 let text = format!("operation {id} of {} never reached the site", operation.name);
@@ -295,6 +386,9 @@ impl Checker {
             }
         }
         for refresh in &self.refreshes {
+            if self.pairing != Pairing::OursOurs {
+                break;
+            }
             if !refresh.reached && !self.may_be_given_up(&refresh.hub_uid, &refresh.name, refresh.set) {
                 let text = format!("a refresh of {} never reached the site", refresh.name);
                 return Err(Violation::new("refresh-lost", text));

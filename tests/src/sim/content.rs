@@ -211,9 +211,17 @@ fn is_wanted(hub: &Store, object: &Object) -> bool {
 }
 
 /// What differs between the sides; `None` when they agree.
-pub(super) fn difference(hub: &Store, edge: &Store, swallowed: &BTreeSet<String>) -> Option<String> {
+pub(super) fn difference(
+    hub: &Store,
+    edge: &Store,
+    swallowed: &BTreeSet<String>,
+    is_excused: impl Fn(Resource, &str) -> bool,
+) -> Option<String> {
     for object in all(hub) {
         let (name, resource) = (object.name(), resource_of(object.value()));
+        if is_excused(resource, name) {
+            continue;
+        }
         let copy = edge.get(resource, EDGE_NAMESPACE, name).ok();
         let source =
             copy.as_ref().and_then(|copy| copy.value()["metadata"]["annotations"][SOURCE_UID].as_str());
@@ -235,6 +243,7 @@ pub(super) fn difference(hub: &Store, edge: &Store, swallowed: &BTreeSet<String>
     }
     let left = all(edge).find(|object| {
         object.value()["metadata"]["annotations"].get(SOURCE_UID).is_some()
+            && !is_excused(resource_of(object.value()), object.name())
             && hub.get(resource_of(object.value()), HUB_NAMESPACE, object.name()).is_err()
     });
     left.map(|object| format!("{} is on the site only", object.name()))

@@ -25,12 +25,55 @@ pub struct Call {
 pub enum What {
     Object {
         key: Key,
-        verb: Verb,
+        ask: Ask,
     },
     /// A list or a watch. A new one replaces the one before.
     Fetch {
         path: String,
     },
+    /// A list of its own, answered as a call for an object is.
+    List {
+        path: String,
+    },
+}
+
+/// What is asked about an object.
+#[derive(Debug)]
+pub enum Ask {
+    /// As our core asks.
+    Core(Verb),
+    /// PUT.
+    Replace(Vec<u8>),
+    /// DELETE by name alone, whatever object has it.
+    Delete {
+        /// The peer said so; if not, it makes room for another object of that name.
+        told: bool,
+    },
+}
+
+/// Something that a foreign half lost by a rule of its own: what cannot be expected of the pair until then.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lapse {
+    pub kind: Kind,
+    pub name: String,
+    /// Its name in docs/reference.md, "Lapses".
+    pub rule: &'static str,
+    pub until: Until,
+}
+
+/// What mends a [`Lapse`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Until {
+    /// Nothing waits for it: an operation that was asked for is given up, acknowledged.
+    Now,
+    /// The next change on the hub; until then only labels, annotations and finalizers differ, which no checksum knows.
+    Edit,
+    /// A comparison of everything, which our half begins.
+    Round,
+    /// The foreign half starts again.
+    Restart,
+    /// A person.
+    Never,
 }
 
 /// What an API server says to a call.
@@ -64,6 +107,18 @@ pub trait Half {
     /// Objects whose deletion it holds until a person confirms it.
     fn take_held(&mut self) -> Vec<Key>;
     fn counters(&self) -> Counters;
+    /// Whether it wants the stream to be opened anew; once for each time.
+    fn poll_reopen(&mut self) -> bool {
+        false
+    }
+    /// Counts of its own, for a foreign half.
+    fn exercised(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
+    /// What it has lost since the last time.
+    fn take_lapses(&mut self) -> Vec<Lapse> {
+        Vec::new()
+    }
 }
 
 /// Our own half: the product's core behind the product's informer.
@@ -231,7 +286,7 @@ impl Half for CoreHalf {
             (Pending::Fetch(at, fetch.id), What::Fetch { path: fetch.path })
         } else {
             let request = self.core.poll_request(now)?;
-            (Pending::Object(request.ticket), What::Object { key: request.key, verb: request.verb })
+            (Pending::Object(request.ticket), What::Object { key: request.key, ask: Ask::Core(request.verb) })
         };
         self.next_id += 1;
         self.calls.insert(self.next_id, pending);
@@ -290,5 +345,9 @@ impl Half for CoreHalf {
 
     fn counters(&self) -> Counters {
         self.core.counters()
+    }
+
+    fn poll_reopen(&mut self) -> bool {
+        self.core.poll_reopen()
     }
 }

@@ -7,6 +7,7 @@
 pub mod checker;
 mod content;
 pub mod half;
+pub mod model;
 pub mod plant;
 pub mod scenario;
 
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 
 pub use checker::Violation;
 pub use plant::Plant;
-use scenario::{Family, Step};
+use scenario::{Family, Pairing, Step};
 
 /// Counts of what happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,8 +72,8 @@ pub struct Summary {
 }
 
 /// Plays `steps` as seed `seed`.
-pub fn run(seed: u64, steps: &[Step], plant: Option<Plant>) -> Report {
-    world::World::new(seed, plant).run(steps)
+pub fn run(seed: u64, pairing: Pairing, steps: &[Step], plant: Option<Plant>) -> Report {
+    world::World::new(seed, pairing, plant).run(steps)
 }
 
 /// The family of a seed when none is asked for.
@@ -96,8 +97,9 @@ pub fn explore(options: &Options) -> Summary {
                     let seed = options.base + number;
                     let family = options.family.unwrap_or_else(|| family_of(seed));
                     let steps = scenario::generate(seed, family);
-                    let mut report = run(seed, &steps, options.plant);
-                    if options.plant.is_some() && run(seed, &steps, None).violation.is_some() {
+                    let pairing = family.pairing(seed);
+                    let mut report = run(seed, pairing, &steps, options.plant);
+                    if options.plant.is_some() && run(seed, pairing, &steps, None).violation.is_some() {
                         // What fails anyhow says nothing about the plant.
                         report.violation = None;
                     }
@@ -134,11 +136,12 @@ pub fn explore(options: &Options) -> Summary {
 }
 
 fn shorten(seed: u64, family: Family, violation: Violation, plant: Option<Plant>) -> Failure {
-    let steps = scenario::generate(seed, family);
-    let fails =
-        |steps: &[Step]| run(seed, steps, plant).violation.is_some_and(|other| other.rule == violation.rule);
+    let (pairing, steps) = (family.pairing(seed), scenario::generate(seed, family));
+    let fails = |steps: &[Step]| {
+        run(seed, pairing, steps, plant).violation.is_some_and(|other| other.rule == violation.rule)
+    };
     let trace = shrink::shrink(&steps, SHRINK_ATTEMPTS, fails);
-    let violation = run(seed, &trace, plant).violation.unwrap_or(violation);
+    let violation = run(seed, pairing, &trace, plant).violation.unwrap_or(violation);
     Failure { seed, family, violation, trace }
 }
 
@@ -224,6 +227,7 @@ pub const COUNTERS: &[&str] = &[
     "creates",
     "cuts",
     "deletes",
+    "deletes_by_model",
     "deletes_with_finalizer",
     "dials_failed",
     "disconnects_seen",
@@ -244,10 +248,38 @@ pub const COUNTERS: &[&str] = &[
     "health_changes",
     "held",
     "idle_periods",
+    "lapses",
     "late_acks",
     "lost_answers",
     "lost_requests",
     "metadata_edits",
+    "model_acked_failures",
+    "model_adopted",
+    "model_discarded",
+    "model_discarded_creates",
+    "model_done",
+    "model_dropped_unsent",
+    "model_ended",
+    "model_existed",
+    "model_failed_recreates",
+    "model_failed_reverts",
+    "model_failed_starts",
+    "model_given_up",
+    "model_merged",
+    "model_missed_ends",
+    "model_operations",
+    "model_overflows",
+    "model_recreated",
+    "model_replaced",
+    "model_resent",
+    "model_restarts",
+    "model_resyncs",
+    "model_reverted",
+    "model_rounds",
+    "model_seen",
+    "model_stale_reverts",
+    "model_terminated",
+    "model_unacked_failures",
     "operations",
     "operations_arrived",
     "pages",
@@ -256,6 +288,7 @@ pub const COUNTERS: &[&str] = &[
     "recreates",
     "refreshes",
     "refused",
+    "reopened",
     "resent",
     "resyncs",
     "reverted",
@@ -282,8 +315,9 @@ mod tests {
     #[test]
     fn a_run_follows_from_its_seed() {
         for seed in [3, 8] {
-            let steps = scenario::generate(seed, family_of(seed));
-            let (first, second) = (run(seed, &steps, None), run(seed, &steps, None));
+            let family = family_of(seed);
+            let (pairing, steps) = (family.pairing(seed), scenario::generate(seed, family));
+            let (first, second) = (run(seed, pairing, &steps, None), run(seed, pairing, &steps, None));
             assert_eq!(first.trace_hash, second.trace_hash);
             assert_eq!(first.counters, second.counters);
             assert_eq!(first.violation, second.violation);

@@ -5,6 +5,7 @@ use std::fmt;
 use agent_core::rand::Rng;
 
 use super::content;
+use super::model::Version;
 
 /// One of the two clusters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -172,10 +173,43 @@ pub enum Family {
     Api,
     /// Local edits and deletions on the site.
     Drift,
+    /// Our principal with an agent of the reference; the steps are those of the families above in turn.
+    RModel,
+    /// A principal of the reference with our agent, likewise.
+    ModelR,
+}
+
+/// Which halves sit where, the hub's first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pairing {
+    OursOurs,
+    OursModel(Version),
+    ModelOurs(Version),
+}
+
+impl Pairing {
+    /// Where the reference's half sits.
+    pub const fn foreign(self) -> Option<Side> {
+        match self {
+            Self::OursOurs => None,
+            Self::OursModel(_) => Some(Side::Edge),
+            Self::ModelOurs(_) => Some(Side::Hub),
+        }
+    }
 }
 
 impl Family {
-    pub const ALL: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
+    pub const ALL: [Self; 7] = [
+        Self::Mixed,
+        Self::Deletes,
+        Self::Operations,
+        Self::Api,
+        Self::Drift,
+        Self::RModel,
+        Self::ModelR,
+    ];
+    /// Those of our own pair, by what they emphasise.
+    const STEPS: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -184,6 +218,26 @@ impl Family {
             Self::Operations => "operations",
             Self::Api => "api",
             Self::Drift => "drift",
+            Self::RModel => "r-model",
+            Self::ModelR => "model-r",
+        }
+    }
+
+    /// Which halves meet in the run of a seed.
+    pub const fn pairing(self, seed: u64) -> Pairing {
+        let version = if turn(seed).is_multiple_of(2) { Version::Head } else { Version::V0_9_0 };
+        match self {
+            Self::RModel => Pairing::OursModel(version),
+            Self::ModelR => Pairing::ModelOurs(version),
+            _ => Pairing::OursOurs,
+        }
+    }
+
+    /// The family whose steps are played.
+    const fn steps(self, seed: u64) -> Self {
+        match self {
+            Self::RModel | Self::ModelR => Self::STEPS[(turn(seed) / 2 % 5) as usize],
+            own => own,
         }
     }
 
@@ -195,7 +249,7 @@ impl Family {
     /// unmark, local, squat, health.
     const fn weights(self) -> [u64; 14] {
         match self {
-            Self::Mixed => [14, 20, 6, 16, 4, 6, 8, 5, 8, 4, 2, 1, 2, 8],
+            Self::Mixed | Self::RModel | Self::ModelR => [14, 20, 6, 16, 4, 6, 8, 5, 8, 4, 2, 1, 2, 8],
             Self::Deletes => [26, 10, 3, 6, 1, 2, 20, 16, 4, 6, 2, 1, 4, 4],
             Self::Operations => [10, 8, 3, 40, 12, 14, 4, 3, 2, 2, 1, 1, 1, 4],
             Self::Api => [14, 22, 6, 14, 3, 5, 8, 5, 6, 4, 1, 1, 2, 8],
@@ -206,6 +260,7 @@ impl Family {
 
 /// The steps of one seed: at least 20 Applications, 200 operations of users, 3 cuts, one crash of each half.
 pub fn generate(seed: u64, family: Family) -> Vec<Step> {
+    let family = family.steps(seed);
     let mut rng = Rng::new(seed ^ SCENARIO);
     let apps = 20 + rng.below(10);
     let mut steps = Vec::with_capacity(320);
@@ -312,6 +367,11 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
     // Stable: what was generated first for a moment happens first.
     steps.sort_by_key(|step| step.at);
     steps
+}
+
+/// Counts on within a family, whether its seeds are dealt out among all families or run one after the other.
+const fn turn(seed: u64) -> u64 {
+    seed / Family::ALL.len() as u64 + seed % Family::ALL.len() as u64
 }
 
 /// Keeps the generator of steps apart from the world's.

@@ -15,9 +15,10 @@ use agent_core::time::{Instant, Wall};
 use serde_json::{Value, json};
 
 use super::checker::{Checker, SOURCE_UID, Violation};
-use super::half::{Answer, Call, CoreHalf, Half, What};
+use super::half::{Answer, Ask, Call, CoreHalf, Half, Until, What};
+use super::model::{AgentModel, AgentOptions};
 use super::plant::{FrameKind, Plant, forged_ack, frame_kind};
-use super::scenario::{Action, Fault, ListFault, Side, Step};
+use super::scenario::{Action, Fault, ListFault, Pairing, Side, Step};
 use super::{AGENT, Counters, EDGE_NAMESPACE, HUB_NAMESPACE, PRINCIPAL_UID, Report, content};
 use crate::controller;
 use crate::kube::closure::{Route, Shape};
@@ -34,6 +35,7 @@ pub(super) struct World {
     /// How many delays were drawn at a moment.
     drawn: (Instant, u64),
     seed: u64,
+    pairing: Pairing,
     plant: Option<Plant>,
     heap: BinaryHeap<Entry>,
     sequence: u64,
@@ -52,6 +54,8 @@ pub(super) struct World {
     rounds: BTreeSet<String>,
     /// The next object frame to each side is acknowledged and not delivered.
     swallow: [bool; 2],
+    /// Nothing happens for long: the controller and the watches rest.
+    calm: bool,
 }
 
 /// One cluster and the half that lives there.
@@ -146,7 +150,7 @@ impl Ord for Entry {
 }
 
 impl World {
-    pub(super) fn new(seed: u64, plant: Option<Plant>) -> Self {
+    pub(super) fn new(seed: u64, pairing: Pairing, plant: Option<Plant>) -> Self {
         let mut rng = Rng::new(seed ^ WORLD);
         let mut station = |namespace, argocd_namespace| Station {
             namespace,
@@ -168,7 +172,7 @@ impl World {
             debug_assert!(created.is_ok(), "{created:?}");
         }
         let edge = &stations[Side::Edge.index()].store;
-        let checker = Checker::new(&stations[Side::Hub.index()].store, edge);
+        let checker = Checker::new(pairing, &stations[Side::Hub.index()].store, edge);
         let options =
             WatchOptions { resource_version: edge.revision().to_string(), ..WatchOptions::default() };
         let watch = match edge.watch(APPLICATION, None, &options) {
@@ -186,6 +190,7 @@ impl World {
             now: Instant::from_millis(1),
             drawn: (Instant::ZERO, 0),
             seed,
+            pairing,
             plant,
             heap: BinaryHeap::new(),
             sequence: 0,
@@ -201,6 +206,7 @@ impl World {
             confirmed: BTreeSet::new(),
             rounds: BTreeSet::new(),
             swallow: [false; 2],
+            calm: false,
         };
         for side in Side::BOTH {
             world.start(side);
@@ -227,27 +233,15 @@ impl World {
         let end = steps.last().map_or(Instant::ZERO, |step| Instant::from_millis(step.at));
         self.run_until(end + Duration::from_millis(1))?;
         self.heal();
-        let healed = self.now;
-        // Everything equal, and nobody owes anything.
-        let mut difference;
-        loop {
-            self.run_until(self.now + SETTLE_SLICE)?;
-            self.confirm_held()?;
-            let [hub, edge] = &self.stations;
-            difference = self.checker.difference(&hub.store, &edge.store);
-            let settled = Side::BOTH.iter().all(|side| self.is_settled(*side));
-            if difference.is_none() && settled && self.now - self.last_frame >= QUIET {
-                break;
-            }
-            if self.now - healed >= SETTLE_LIMIT {
-                let text = difference.unwrap_or_else(|| self.unsettled());
-                return Err(Violation::new(
-                    "not-equal",
-                    format!("{text} ({} s after healing)", SETTLE_LIMIT.as_secs()),
-                ));
-            }
+        self.settle()?;
+        for until in [Until::Round, Until::Restart] {
+            self.mend(until)?;
         }
         self.checker.finish(&self.stations[Side::Edge.index()].store)?;
+        if self.pairing != Pairing::OursOurs {
+            // The reference never comes to rest: it tells what it watches again and again.
+            return Ok(());
+        }
         // Nothing happens any more except what the controller rewrites.
         let (frames, writes) = (self.last_frame, self.last_write);
         self.run_until(self.now + IDLE)?;
@@ -265,6 +259,76 @@ impl World {
         }
     }
 
+    /// Until everything is equal, and nobody owes anything.
+    fn settle(&mut self) -> Result<(), Violation> {
+        let healed = self.now;
+        loop {
+            self.run_until(self.now + SETTLE_SLICE)?;
+            self.confirm_held()?;
+            self.take_lapses();
+            let [hub, edge] = &self.stations;
+            let difference = self.checker.difference(&hub.store, &edge.store);
+            let settled = Side::BOTH.iter().all(|side| self.is_settled(*side));
+            if difference.is_none() && settled && self.now - self.last_frame >= QUIET {
+                return Ok(());
+            }
+            if self.now - healed >= SETTLE_LIMIT {
+                let (rule, text) = match difference {
+                    Some(difference) => ("not-equal", difference),
+                    None => ("not-settled", self.unsettled()),
+                };
+                return Err(Violation::new(
+                    rule,
+                    format!("{text} ({} s after healing)", SETTLE_LIMIT.as_secs()),
+                ));
+            }
+        }
+    }
+
+    /// What the foreign half lost is mended, and is then equal too.
+    fn mend(&mut self, until: Until) -> Result<(), Violation> {
+        let Some(foreign) = self.pairing.foreign() else { return Ok(()) };
+        self.take_lapses();
+        if !self.checker.has_lapses(until) {
+            return Ok(());
+        }
+        if until == Until::Round {
+            self.wait_for_round(foreign.other())?;
+        } else {
+            self.count("model_restarts");
+            self.crash(foreign, 1_000);
+        }
+        self.settle()
+    }
+
+    /// Until our half compares everything with the foreign one, which takes a day.
+    fn wait_for_round(&mut self, side: Side) -> Result<(), Violation> {
+        let rounds = |world: &Self| {
+            world.stations[side.index()].half.as_ref().map_or(0, |half| half.counters().rounds)
+        };
+        let (before, limit) = (rounds(self), self.now + ROUND_LIMIT);
+        self.calm = true;
+        while rounds(self) == before {
+            if self.now >= limit {
+                return Err(Violation::new("no-round", "our half has not compared anything for a day and a half"));
+            }
+            self.run_until(self.now + Duration::from_secs(60))?;
+        }
+        self.calm = false;
+        self.count("model_rounds");
+        self.checker.compared();
+        Ok(())
+    }
+
+    fn take_lapses(&mut self) {
+        let Some(foreign) = self.pairing.foreign() else { return };
+        let Some(half) = &mut self.stations[foreign.index()].half else { return };
+        for lapse in half.take_lapses() {
+            self.counters.add("lapses", 1);
+            self.checker.lapsed(&lapse);
+        }
+    }
+
     fn is_settled(&self, side: Side) -> bool {
         let station = &self.stations[side.index()];
         station.stream != 0 && station.half.as_ref().is_some_and(|half| half.is_settled())
@@ -272,7 +336,8 @@ impl World {
 
     fn unsettled(&self) -> String {
         let unsettled: Vec<Side> = Side::BOTH.into_iter().filter(|side| !self.is_settled(*side)).collect();
-        format!("equal, but not settled: {unsettled:?}")
+        let quiet = (self.now - self.last_frame).as_secs();
+        format!("equal, but not settled: {unsettled:?}, the last frame {quiet} s ago")
     }
 
     fn at(&mut self, at: Instant, due: Due) {
@@ -357,6 +422,10 @@ impl World {
                 self.watch_turn(side, incarnation, id);
                 Ok(())
             }
+            Due::WatchEnd { side, incarnation, id } if self.calm => {
+                self.after(CONTROLLER_PERIOD, Due::WatchEnd { side, incarnation, id });
+                Ok(())
+            }
             Due::WatchEnd { side, incarnation, id } => {
                 self.watch_end(side, incarnation, id);
                 Ok(())
@@ -392,7 +461,7 @@ impl World {
             Due::Controller => self.control(false),
             Due::ControllerPeriod => {
                 self.after(CONTROLLER_PERIOD, Due::ControllerPeriod);
-                self.control(true)
+                if self.calm { Ok(()) } else { self.control(true) }
             }
         }
     }
@@ -414,6 +483,11 @@ impl World {
             self.after(delay, Due::Call { side, incarnation, call });
         }
         let to = side.other();
+        if self.stations[side.index()].half.as_mut().is_some_and(|half| half.poll_reopen()) {
+            self.count("reopened");
+            let (hub, edge) = (self.millis(10, 100), self.millis(1, 10));
+            self.lose_stream(hub, edge);
+        }
         loop {
             let station = &mut self.stations[side.index()];
             if station.stream == 0 {
@@ -442,7 +516,9 @@ impl World {
             self.swallow[to.index()] = false;
             self.count("swallowed");
             let name = frame_object(&frame)["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-            self.checker.swallowed(name);
+            if let Some(kind) = EventView::decode(&frame).ok().and_then(|event| event.target()?.kind()) {
+                self.checker.swallowed(kind, name);
+            }
             if let Some(ack) = forged_ack(&frame) {
                 return self.transmit_raw(to.other(), stream, ack);
             }
@@ -604,17 +680,26 @@ impl World {
     }
 
     fn start(&mut self, side: Side) {
-        let config = match side {
-            Side::Hub => Config::principal(AGENT, HUB_NAMESPACE, PRINCIPAL_UID),
-            Side::Edge => Config::agent(EDGE_NAMESPACE),
-        };
         let round_interval = if self.plant.is_none() { ROUND_INTERVAL } else { Duration::ZERO };
-        let config = Config { round_interval, ..config };
         let believes = self.plant == Some(Plant::DeleteOnEmptyList) && side == Side::Hub;
         let wall = Wall { epoch_millis_at_zero: WALL.epoch_millis_at_zero };
         let incarnation = u64::from(self.stations[side.index()].incarnation);
         let half_seed = self.seed.wrapping_mul(1024) + incarnation * 2 + side.index() as u64;
-        let mut half = Box::new(CoreHalf::new(config, half_seed, wall, believes));
+        let ours = |config| {
+            Box::new(CoreHalf::new(Config { round_interval, ..config }, half_seed, wall, believes))
+        };
+        let mut half: Box<dyn Half> = match (side, self.pairing) {
+            (Side::Edge, Pairing::OursModel(version)) => {
+                let mut options = AgentOptions::new(version, EDGE_NAMESPACE);
+                if self.seed.is_multiple_of(3) {
+                    // A queue that overflows.
+                    options.queue = 20;
+                }
+                Box::new(AgentModel::new(options, half_seed, wall))
+            }
+            (Side::Hub, _) => ours(Config::principal(AGENT, HUB_NAMESPACE, PRINCIPAL_UID)),
+            (Side::Edge, _) => ours(Config::agent(EDGE_NAMESPACE)),
+        };
         half.handle_timeout(self.now);
         self.stations[side.index()].half = Some(half);
     }
@@ -624,6 +709,8 @@ impl World {
             return;
         }
         self.collect_counters(side);
+        self.take_lapses();
+        self.checker.restarts(side);
         self.counters.add(if side == Side::Hub { "crashes_hub" } else { "crashes_edge" }, 1);
         let detected = self.millis(10, 20_000);
         self.lose_stream(detected, detected);
@@ -644,6 +731,9 @@ impl World {
 
     fn collect_counters(&mut self, side: Side) {
         let Some(half) = &self.stations[side.index()].half else { return };
+        for (name, count) in half.exercised() {
+            self.counters.add(name, count);
+        }
         let counted = half.counters();
         for (name, count) in [
             ("resent", counted.resent),
@@ -1074,21 +1164,17 @@ impl World {
                 }
                 Ok(())
             }
-            What::Object { key, verb } => self.serve_object(side, incarnation, id, &key, verb),
+            what => self.serve_call(side, incarnation, id, what),
         }
     }
 
-    fn serve_object(
-        &mut self,
-        side: Side,
-        incarnation: u32,
-        id: u64,
-        key: &Key,
-        verb: Verb,
-    ) -> Result<(), Violation> {
+    fn serve_call(&mut self, side: Side, incarnation: u32, id: u64, what: What) -> Result<(), Violation> {
         let faults = &mut self.stations[side.index()].faults;
         let fault = if faults.is_empty() { None } else { Some(faults.remove(0)) };
-        let is_read = matches!(verb, Verb::Get);
+        let (is_read, name) = match &what {
+            What::Object { key, ask } => (matches!(ask, Ask::Core(Verb::Get)), key.name.to_string()),
+            What::List { .. } | What::Fetch { .. } => (true, String::new()),
+        };
         let mut delay = self.millis(1, 40);
         let refuse = |code, reason: &str, retry_after| {
             Outcome::Status(agent_core::request::Status {
@@ -1110,7 +1196,7 @@ impl World {
             Some(Fault::Refused) if !is_read => {
                 self.count("api_refusals");
                 if side == Side::Edge {
-                    self.checker.refused(self.now, &key.name);
+                    self.checker.refused(self.now, &name);
                 }
                 refuse(422, "Invalid", None)
             }
@@ -1122,41 +1208,50 @@ impl World {
             Some(Fault::LostAnswer) => {
                 self.count("lost_answers");
                 self.checker.excuse_repetition(self.now);
-                self.execute(side, key, verb)?;
+                self.execute(side, what)?;
                 delay = self.millis(1, 15_000);
                 Outcome::Unknown("connection reset".to_owned())
             }
             Some(Fault::Slow) => {
                 self.count("slow_answers");
                 delay = self.millis(2_000, 40_000);
-                self.execute(side, key, verb)?
+                self.execute(side, what)?
             }
-            Some(Fault::Refused) | None => self.execute(side, key, verb)?,
+            Some(Fault::Refused) | None => self.execute(side, what)?,
         };
         self.after(delay, Due::Outcome { side, incarnation, id, outcome });
         Ok(())
     }
 
-    fn execute(&mut self, side: Side, key: &Key, verb: Verb) -> Result<Outcome, Violation> {
+    fn execute(&mut self, side: Side, what: What) -> Result<Outcome, Violation> {
         let station = &mut self.stations[side.index()];
         let store = &mut station.store;
         let before = store.revision();
+        let (key, ask) = match what {
+            What::Object { key, ask } => (key, ask),
+            What::List { path } | What::Fetch { path } => {
+                return Ok(match list(store, &path) {
+                    Ok(body) => Outcome::Done(body),
+                    Err(status) => Outcome::Status(parse_status(status.code, &status.to_json())),
+                });
+            }
+        };
         let resource = Resource::from(key.kind);
         let (namespace, name) = (&*key.namespace, &*key.name);
-        let result: Result<Vec<u8>, Status> = match verb {
-            Verb::Get => {
+        let result: Result<Vec<u8>, Status> = match ask {
+            Ask::Core(Verb::Get) => {
                 self.counters.add("reads", 1);
                 store.get(resource, namespace, name).map(|object| object.json().to_vec())
             }
-            Verb::Create(body) => match serde_json::from_slice(&body) {
+            Ask::Core(Verb::Create(body)) => match serde_json::from_slice(&body) {
                 Ok(object) => store.create(resource, namespace, object).map(|object| object.json().to_vec()),
                 Err(error) => Err(Status::bad_request(error.to_string())),
             },
-            Verb::CreateNamespace => Err(Status::bad_request("no namespace is missing here")),
-            Verb::JsonPatch(patch) => store
+            Ask::Core(Verb::CreateNamespace) => Err(Status::bad_request("no namespace is missing here")),
+            Ask::Core(Verb::JsonPatch(patch)) => store
                 .patch(resource, namespace, name, PatchType::Json, &patch)
                 .map(|object| object.json().to_vec()),
-            Verb::Delete { uid } => {
+            Ask::Core(Verb::Delete { uid }) => {
                 if let Ok(object) = store.get(resource, namespace, name)
                     && object.uid() == &*uid
                     && !object.is_terminating()
@@ -1167,6 +1262,25 @@ impl World {
                 let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
                 store
                     .delete(resource, namespace, name, &preconditions)
+                    .map(|deleted: Deleted| deleted.body(resource))
+            }
+            Ask::Replace(body) => match serde_json::from_slice(&body) {
+                Ok(object) => {
+                    store.update(resource, namespace, name, object).map(|object| object.json().to_vec())
+                }
+                Err(error) => Err(Status::bad_request(error.to_string())),
+            },
+            Ask::Delete { told } => {
+                if let Ok(object) = store.get(resource, namespace, name)
+                    && !object.is_terminating()
+                {
+                    if told && side == Side::Edge {
+                        self.checker.delete(side, resource, object.value())?;
+                    }
+                    self.counters.add("deletes_by_model", 1);
+                }
+                store
+                    .delete(resource, namespace, name, &Preconditions::default())
                     .map(|deleted: Deleted| deleted.body(resource))
             }
         };
@@ -1381,6 +1495,16 @@ impl TraceHash {
     }
 }
 
+/// A list as an API server answers it.
+fn list(store: &Store, path_and_query: &str) -> Result<Vec<u8>, Status> {
+    let (path, query) = path_and_query.split_once('?').unwrap_or((path_and_query, ""));
+    let Route::Collection { resource, namespace } = Route::parse(path) else {
+        return Err(Status::bad_request(format!("{path} is no collection")));
+    };
+    let options = Query::parse(query).list_options()?;
+    store.list(resource, namespace.as_deref(), &options).map(|list| list.body(resource))
+}
+
 /// Whether a frame that its receiver acknowledges and does not carry out can be made good: what is gone, exists, or has a status.
 fn can_be_mended(frame: &[u8]) -> bool {
     let Ok(event) = EventView::decode(frame) else { return false };
@@ -1436,6 +1560,8 @@ const CONTROLLER_PERIOD: Duration = Duration::from_secs(180);
 /// What a sender's socket and HTTP/2 window hold.
 const SEND_BUFFER: usize = 64 * 1024;
 /// Shorter than the product's: a run is short.
+/// With a half of the reference: a day, somewhat more, and time to put it off.
+const ROUND_LIMIT: Duration = Duration::from_secs(36 * 3600);
 const ROUND_INTERVAL: Duration = Duration::from_secs(5 * 60);
 const SETTLE_SLICE: Duration = Duration::from_secs(5);
 /// Longer than the longest back-off of a refused object.

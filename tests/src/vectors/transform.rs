@@ -392,7 +392,7 @@ pub(super) fn mismatch_policy(case: &Value) -> Result<MismatchPolicy, String> {
 }
 
 /// Puts what was there before into the store; returns the UIDs by `KIND/NS/NAME`.
-pub(super) fn place_existing(store: &mut Store, case: &Value) -> Result<BTreeMap<String, String>, String> {
+pub(crate) fn place_existing(store: &mut Store, case: &Value) -> Result<BTreeMap<String, String>, String> {
     let mut uids = BTreeMap::new();
     for existing in list(case, "existing") {
         let uid = place(store, existing)?;
@@ -686,7 +686,7 @@ fn with_version(object: &Value, version: &str) -> Value {
 const KINDS: [Resource; 4] =
     [Resource::Application, Resource::AppProject, Resource::Secret, Resource::ConfigMap];
 
-pub(super) fn resource(kind: &str) -> Result<Resource, String> {
+pub(crate) fn resource(kind: &str) -> Result<Resource, String> {
     KINDS
         .into_iter()
         .find(|resource| resource.definition().kind == kind)
@@ -694,11 +694,11 @@ pub(super) fn resource(kind: &str) -> Result<Resource, String> {
 }
 
 /// Everything in the store.
-pub(super) fn objects(store: &Store) -> Vec<Value> {
+pub(crate) fn objects(store: &Store) -> Vec<Value> {
     KINDS.into_iter().flat_map(|resource| store.iter(resource)).map(|object| object.value().clone()).collect()
 }
 
-pub(super) fn compare_objects(
+pub(crate) fn compare_objects(
     mut ours: Vec<Value>,
     recorded: &[Value],
     uids: &BTreeMap<String, String>,
@@ -717,7 +717,7 @@ pub(super) fn compare_objects(
 }
 
 /// Compares one object, with placeholders in the record.
-fn compare_object(ours: &Value, recorded: &Value, uids: &BTreeMap<String, String>) -> Result<(), String> {
+pub(crate) fn compare_object(ours: &Value, recorded: &Value, uids: &BTreeMap<String, String>) -> Result<(), String> {
     // What an API server adds and the record leaves out.
     let mut ours = ours.clone();
     if let Some(metadata) = ours["metadata"].as_object_mut() {

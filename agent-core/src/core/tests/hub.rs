@@ -280,6 +280,54 @@ fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
 }
 
 #[test]
+fn a_project_that_was_made_anew_is_told_to_a_go_agent_once() {
+    let project = |uid: &str, version: u32| {
+        format!(
+            r#"{{"metadata":{{"name":"app","namespace":"hub","uid":"{uid}","resourceVersion":"{version}"}},"spec":{{"destinations":[{{"name":"*"}}],"sourceNamespaces":["*"]}}}}"#
+        )
+    };
+    let key = Key::new(Kind::AppProject, "hub", "app");
+    let mut rig = Rig::hub(&[]);
+    let (former, latter) = (project("h-1", 5), project("h-2", 7));
+    rig.core.observe(rig.now, &key, Observation::Present(former.as_bytes()));
+    rig.connect_go();
+    settle(&mut rig, &[&former]);
+    rig.core.disconnected(rig.now);
+    rig.core.observe(rig.now, &key, Observation::Gone(project("h-1", 6).as_bytes()));
+    rig.core.observe(rig.now, &key, Observation::Present(latter.as_bytes()));
+    rig.connect_go();
+    let mut creates = 0;
+    for _ in 0..100 {
+        rig.answer(&latter);
+        for frame in rig.frames() {
+            creates += usize::from(frame.r#type == "create");
+            rig.ack(&frame);
+        }
+        rig.advance(Duration::from_secs(1));
+    }
+    assert_eq!(creates, 1, "no status tells that it arrived");
+    assert!(rig.core.is_settled());
+}
+
+#[test]
+fn a_go_agent_that_made_a_copy_of_an_ending_object_is_told_again() {
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let app = hub_app_with("h-1", 5, "a", ending, "");
+    let mut rig = Rig::hub(&[&app]);
+    rig.connect_go();
+    settle(&mut rig, &[&app]);
+    // Of another object it says nothing, and one that ends there knows.
+    rig.event(Type::StatusUpdate, &status_update("h-0", ""));
+    let ends = site_app_with("l-1", 50, "h-1", "a", r#","deletionTimestamp":"2026-01-01T00:00:00Z""#, "");
+    rig.event(Type::StatusUpdate, &ends);
+    rig.answer(&app);
+    assert!(rig.types().iter().all(|r#type| r#type == "processed"));
+    rig.event(Type::StatusUpdate, &status_update("h-1", ""));
+    rig.answer(&app);
+    assert!(rig.types().contains(&"create".to_string()));
+}
+
+#[test]
 fn the_end_on_the_site_releases_the_hubs_object() {
     let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
     let app = hub_app_with("h-1", 5, "a", ending, "");
