@@ -288,9 +288,8 @@ impl Core {
                         if !is_known {
                             // A Go agent acknowledges a create that it drops while the former object still ends.
                             // Of other kinds no status ever tells.
-                            slot.out.unconfirmed = is_go
-                                && key.kind == Kind::Application
-                                && !slot.out.known_as.is_empty();
+                            slot.out.unconfirmed =
+                                is_go && key.kind == Kind::Application && !slot.out.known_as.is_empty();
                             slot.out.repeated = 0;
                             if slot.out.known_as.len() >= KNOWN_MAX {
                                 slot.out.known_as.remove(0);
