@@ -120,6 +120,9 @@ pub(super) struct Out {
     pub(super) attempts: u32,
     /// Towards a Go agent: an acknowledged create with a new UID is repeated until a status carries that UID.
     pub(super) unconfirmed: bool,
+    /// How often it was repeated for that, and when it is next.
+    pub(super) repeated: u32,
+    pub(super) confirm_at: Option<Instant>,
 }
 
 /// How far the frame in hand is. One per object.

@@ -315,9 +315,9 @@ impl Core {
                         if !is_known {
                             // A Go agent acknowledges a create that it drops while the former object still ends.
                             // Of other kinds no status ever tells.
-                            slot.out.unconfirmed = is_go
-                                && key.kind == Kind::Application
-                                && !slot.out.known_as.is_empty();
+                            slot.out.unconfirmed =
+                                is_go && key.kind == Kind::Application && !slot.out.known_as.is_empty();
+                            slot.out.repeated = 0;
                             if slot.out.known_as.len() >= KNOWN_MAX {
                                 slot.out.known_as.remove(0);
                             }
@@ -499,7 +499,12 @@ impl Core {
                 slot.out.known_as.clear();
                 slot.out.known_as.extend(latest);
                 if slot.out.unconfirmed {
-                    let at = now + self.outbox.patience(2, &mut self.rng);
+                    // What the agent takes for the site's own it never takes, and says nothing.
+                    let doublings = slot.out.repeated.saturating_sub(UNCONFIRMED_SOON).min(16);
+                    slot.out.repeated = slot.out.repeated.saturating_add(1);
+                    let patience = self.outbox.patience(2, &mut self.rng).saturating_mul(1 << doublings);
+                    let at = now + patience.min(UNCONFIRMED_MAX);
+                    self.slot(id).out.confirm_at = Some(at);
                     self.timers.insert((at, id));
                 }
                 self.level_check(id);
@@ -574,7 +579,7 @@ impl Core {
         let Some(slot) = self.slots[id as usize].as_mut() else { return };
         if slot.out.unconfirmed
             && matches!(slot.out.stage, Stage::Idle)
-            && slot.out.acked_at.is_some_and(|at| now > at)
+            && slot.out.confirm_at.take_if(|at| *at <= now).is_some()
         {
             slot.out.acked = 0;
             self.want(id, Want::Exists);
@@ -623,6 +628,9 @@ fn synced_resource<'a>(key: &'a Key, namespace: &'a str, uid: &'a str) -> Synced
     }
 }
 
+/// A create that nothing confirms is repeated so often before the waits grow, and how long they get.
+const UNCONFIRMED_SOON: u32 = 5;
+const UNCONFIRMED_MAX: Duration = Duration::from_secs(3600);
 /// A refusal that does not last is shown on the hub for this long.
 const ERROR_STANDS: Duration = Duration::from_secs(60);
 /// Level of a comparison without a checksum.

@@ -189,7 +189,8 @@ impl Checker {
         self.lapses.values().flatten().any(|(of, _)| *of == until)
     }
 
-    fn is_excused(&self, resource: Resource, name: &str) -> bool {
+    /// Whether nothing can be expected of this object until what its foreign half lost is mended.
+    pub(super) fn is_excused(&self, resource: Resource, name: &str) -> bool {
         self.lapses.contains_key(&(resource, name.to_owned()))
     }
 

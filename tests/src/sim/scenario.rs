@@ -199,15 +199,8 @@ impl Pairing {
 }
 
 impl Family {
-    pub const ALL: [Self; 7] = [
-        Self::Mixed,
-        Self::Deletes,
-        Self::Operations,
-        Self::Api,
-        Self::Drift,
-        Self::RModel,
-        Self::ModelR,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift, Self::RModel, Self::ModelR];
     /// Those of our own pair, by what they emphasise.
     const STEPS: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
 

@@ -310,7 +310,10 @@ impl World {
         self.calm = true;
         while rounds(self) == before {
             if self.now >= limit {
-                return Err(Violation::new("no-round", "our half has not compared anything for a day and a half"));
+                return Err(Violation::new(
+                    "no-round",
+                    "our half has not compared anything for a day and a half",
+                ));
             }
             self.run_until(self.now + Duration::from_secs(60))?;
         }
@@ -331,7 +334,10 @@ impl World {
 
     fn is_settled(&self, side: Side) -> bool {
         let station = &self.stations[side.index()];
-        station.stream != 0 && station.half.as_ref().is_some_and(|half| half.is_settled())
+        station.stream != 0
+            && station.half.as_ref().is_some_and(|half| {
+                half.is_settled(&|kind, name| self.checker.is_excused(Resource::from(kind), name))
+            })
     }
 
     fn unsettled(&self) -> String {
@@ -685,9 +691,8 @@ impl World {
         let wall = Wall { epoch_millis_at_zero: WALL.epoch_millis_at_zero };
         let incarnation = u64::from(self.stations[side.index()].incarnation);
         let half_seed = self.seed.wrapping_mul(1024) + incarnation * 2 + side.index() as u64;
-        let ours = |config| {
-            Box::new(CoreHalf::new(Config { round_interval, ..config }, half_seed, wall, believes))
-        };
+        let ours =
+            |config| Box::new(CoreHalf::new(Config { round_interval, ..config }, half_seed, wall, believes));
         let mut half: Box<dyn Half> = match (side, self.pairing) {
             (Side::Edge, Pairing::OursModel(version)) => {
                 let mut options = AgentOptions::new(version, EDGE_NAMESPACE);

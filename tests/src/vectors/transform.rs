@@ -717,7 +717,11 @@ pub(crate) fn compare_objects(
 }
 
 /// Compares one object, with placeholders in the record.
-pub(crate) fn compare_object(ours: &Value, recorded: &Value, uids: &BTreeMap<String, String>) -> Result<(), String> {
+pub(crate) fn compare_object(
+    ours: &Value,
+    recorded: &Value,
+    uids: &BTreeMap<String, String>,
+) -> Result<(), String> {
     // What an API server adds and the record leaves out.
     let mut ours = ours.clone();
     if let Some(metadata) = ours["metadata"].as_object_mut() {

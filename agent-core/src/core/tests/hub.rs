@@ -280,6 +280,32 @@ fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
 }
 
 #[test]
+fn what_a_go_agent_never_takes_is_repeated_less_and_less() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    rig.connect_go();
+    settle(&mut rig, &[&app]);
+    rig.core.disconnected(rig.now);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.see(&hub_app("h-2", 7, "b"));
+    rig.connect_go();
+    let mut creates = [0; 24];
+    for count in &mut creates {
+        for _ in 0..360 {
+            rig.answer(&hub_app("h-2", 7, "b"));
+            for frame in rig.frames() {
+                *count += usize::from(frame.r#type == "create");
+                rig.ack(&frame);
+            }
+            rig.advance(Duration::from_secs(10));
+        }
+    }
+    assert!(creates[0] >= 8, "{creates:?}");
+    assert!(creates[1..].iter().all(|count| (0..=2).contains(count)), "{creates:?}");
+    assert!(creates[1..].iter().sum::<usize>() >= 12, "{creates:?}");
+}
+
+#[test]
 fn a_project_that_was_made_anew_is_told_to_a_go_agent_once() {
     let project = |uid: &str, version: u32| {
         format!(

@@ -22,8 +22,8 @@ use super::informer::{Informer, News};
 use super::sender::{Event, Sender};
 use super::value::{
     ADOPTION_POLICY, LAST_APPLIED, MISMATCH_POLICY, PRINCIPAL_UID, REFRESH, SOURCE_UID, TERMINATING,
-    annotation, difference, is_terminating, name_of, phase_of, remove_annotation, set_annotation, strip, typed,
-    uid_of, version_of,
+    annotation, difference, is_terminating, name_of, phase_of, remove_annotation, set_annotation, strip,
+    typed, uid_of, version_of,
 };
 use super::{Class, Policy, Version};
 use crate::sim::half::{Answer, Call, Half, Lapse, Until};
@@ -43,7 +43,13 @@ pub struct Options {
 
 impl Options {
     pub fn new(version: Version, namespace: &str) -> Self {
-        Self { version, namespace: namespace.to_owned(), queue: 1000, mismatch: Policy::Recreate, adopts: true }
+        Self {
+            version,
+            namespace: namespace.to_owned(),
+            queue: 1000,
+            mismatch: Policy::Recreate,
+            adopts: true,
+        }
     }
 }
 
@@ -162,7 +168,7 @@ impl Half for AgentModel {
         self.agent.state.borrow().started
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_settled(&self, _is_excused: &dyn Fn(Kind, &str) -> bool) -> bool {
         let state = self.agent.state.borrow();
         state.started
             && state.busy == 0
@@ -386,7 +392,8 @@ impl Agent {
         }
         if !self.is_managed(kind, name) {
             let ends = is_terminating(object)
-                || annotation(object, SOURCE_UID).is_some_and(|uid| self.state.borrow().expected.contains(uid));
+                || annotation(object, SOURCE_UID)
+                    .is_some_and(|uid| self.state.borrow().expected.contains(uid));
             if !ends {
                 self.lapse(kind, name, "unmanaged", Until::Restart);
             }
@@ -460,7 +467,10 @@ impl Agent {
 
     async fn recreate(&self, kind: Kind, last: &Value, source_uid: &str) {
         let mut object = if kind == Kind::Application { typed(last) } else { last.clone() };
-        strip(&mut object, &["resourceVersion", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"]);
+        strip(
+            &mut object,
+            &["resourceVersion", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"],
+        );
         set_annotation(&mut object, SOURCE_UID, source_uid);
         match self.desk.create(&self.key(kind, name_of(last)), &with_type(kind, object)).await {
             Ok(_) => {
@@ -557,8 +567,7 @@ impl Agent {
         principal_uid: &str,
     ) -> Result<(), Class> {
         let Some(existing) = existing else { return self.create_application(key, incoming).await };
-        let source_uid =
-            annotation(&incoming, SOURCE_UID).unwrap_or_else(|| uid_of(&incoming)).to_owned();
+        let source_uid = annotation(&incoming, SOURCE_UID).unwrap_or_else(|| uid_of(&incoming)).to_owned();
         let in_place = async |incoming| self.in_place(incoming, &source_uid, principal_uid).await;
         let Some(local_source) = annotation(existing, SOURCE_UID) else {
             return match (self.options.version, local_policy(existing, self.options.adopts)) {
@@ -612,7 +621,12 @@ impl Agent {
         }
     }
 
-    async fn in_place(&self, mut incoming: Value, source_uid: &str, principal_uid: &str) -> Result<(), Class> {
+    async fn in_place(
+        &self,
+        mut incoming: Value,
+        source_uid: &str,
+        principal_uid: &str,
+    ) -> Result<(), Class> {
         to_in_cluster(&mut incoming);
         self.managed_update(&incoming, Some((source_uid, principal_uid)), false).await?;
         self.cache(Kind::Application, source_uid, &incoming);
@@ -689,7 +703,9 @@ impl Agent {
                 }
             }
             let members = ["labels", "annotations", "finalizers"];
-            if reverts && members.iter().any(|member| existing["metadata"][member] != incoming["metadata"][member]) {
+            if reverts
+                && members.iter().any(|member| existing["metadata"][member] != incoming["metadata"][member])
+            {
                 self.desk.count("model_stale_reverts");
                 self.lapse(kind, &key.name, "stale-revert", Until::Edit);
             }
@@ -728,7 +744,12 @@ impl Agent {
         self.desk.sleep(Duration::from_millis(10 * 5u64.pow(attempt))).await;
     }
 
-    async fn set_operation(&self, key: &Key, incoming: &Value, existing: Option<&Value>) -> Result<(), Class> {
+    async fn set_operation(
+        &self,
+        key: &Key,
+        incoming: &Value,
+        existing: Option<&Value>,
+    ) -> Result<(), Class> {
         let source_uid = annotation(incoming, SOURCE_UID).unwrap_or_else(|| uid_of(incoming));
         if existing.and_then(|existing| annotation(existing, SOURCE_UID)) != Some(source_uid) {
             return Err(Class::Error);

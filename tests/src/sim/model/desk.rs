@@ -45,7 +45,12 @@ impl Failure {
         self.code == 0
             || matches!(
                 self.reason.as_str(),
-                "InternalError" | "Invalid" | "TooManyRequests" | "ServerTimeout" | "ServiceUnavailable" | "Timeout"
+                "InternalError"
+                    | "Invalid"
+                    | "TooManyRequests"
+                    | "ServerTimeout"
+                    | "ServiceUnavailable"
+                    | "Timeout"
             )
     }
 }
@@ -80,7 +85,10 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner").field("now", &self.now).field("calls", &self.calls.len()).finish_non_exhaustive()
+        f.debug_struct("Inner")
+            .field("now", &self.now)
+            .field("calls", &self.calls.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -226,9 +234,7 @@ impl Desk {
 
     /// The next piece; after the last one the fetch is forgotten.
     pub(super) async fn piece(&self, id: u64) -> Piece {
-        let piece = self
-            .wait(|| self.0.borrow_mut().pieces.get_mut(&id).and_then(VecDeque::pop_front))
-            .await;
+        let piece = self.wait(|| self.0.borrow_mut().pieces.get_mut(&id).and_then(VecDeque::pop_front)).await;
         if matches!(piece, Piece::End(_)) {
             self.0.borrow_mut().pieces.remove(&id);
         }

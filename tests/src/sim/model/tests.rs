@@ -233,8 +233,10 @@ fn the_agent_does_with_events_what_was_recorded() {
 
 #[test]
 fn the_agent_tells_what_was_recorded() {
-    let managed: Vec<Value> =
-        cases(APPLICATIONS, &["agent-outbound"]).into_iter().filter(|case| case["mode"] == "managed").collect();
+    let managed: Vec<Value> = cases(APPLICATIONS, &["agent-outbound"])
+        .into_iter()
+        .filter(|case| case["mode"] == "managed")
+        .collect();
     run_all(&managed, agent_callback, 4);
 }
 
@@ -255,6 +257,9 @@ fn agent_callback(case: &Value) -> Result<(), String> {
     carry_out(&agent.desk_for_test(), &mut store, async move {
         handler.handle_news(Kind::Application, news).await;
     });
-    compare_sent(&agent.take_queue_for_test(), case["emitted"].as_array().map(Vec::as_slice).unwrap_or_default())?;
+    compare_sent(
+        &agent.take_queue_for_test(),
+        case["emitted"].as_array().map(Vec::as_slice).unwrap_or_default(),
+    )?;
     compare_objects(objects(&store), &in_background(&case["objects_after"]), &BTreeMap::new())
 }

@@ -64,7 +64,10 @@ pub(super) fn typed(application: &Value) -> Value {
             strip(&mut object, &[member]);
         }
     }
-    fill(&mut object, json!({"metadata": {}, "spec": {"destination": {}, "project": ""}, "status": zero_status()}));
+    fill(
+        &mut object,
+        json!({"metadata": {}, "spec": {"destination": {}, "project": ""}, "status": zero_status()}),
+    );
     let operation = || json!({"initiatedBy": {}, "retry": {}});
     if object["operation"].is_object() {
         fill(&mut object["operation"], operation());
