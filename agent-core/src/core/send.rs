@@ -1,5 +1,6 @@
 //! From wants to frames: what is read for the peer, how a frame is built, what an acknowledgement settles.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -18,7 +19,7 @@ use crate::event::{
 use crate::object::ObjectView;
 use crate::request::{Key, Kind, Request, Verb};
 use crate::time::Instant;
-use crate::transform::{Strip, payload, tombstone};
+use crate::transform::{Strip, in_namespace, payload, tombstone};
 
 /// An event about to be encoded.
 struct Draft {
@@ -232,7 +233,10 @@ impl Core {
         let uuid = self.rng.uuid();
         let key = self.slot(id).key.clone();
         let target = Target::of(key.kind);
-        let namespace = String::from(self.namespace_for_peer(&key));
+        let namespace = match &self.slots[id as usize] {
+            Some(slot) => String::from(self.namespace_for_peer(slot)),
+            None => return None,
+        };
         let slot = self.slot(id);
         let control = |r#type, data| Draft {
             target: Target::ResourceResync,
@@ -336,6 +340,12 @@ impl Core {
                 let level = operation.as_ref().map_or(level, |latch| latch.print());
                 let said = as_site_gets_it(&self.config, key.kind, bytes);
                 let operation_bytes = operation.as_ref().map(|latch| &*latch.operation);
+                let said = said.and_then(|said| {
+                    if *namespace == *key.namespace {
+                        return Ok(said);
+                    }
+                    in_namespace(&said, &namespace).map(Cow::Owned)
+                });
                 let data = match said.and_then(|said| payload(&said, strip, operation_bytes)) {
                     Ok(data) => data,
                     Err(_) => {
@@ -362,7 +372,12 @@ impl Core {
             Want::Verify => {
                 let blind = slot.out.verify_blind || matches!(slot.observed, Observed::Absent);
                 let checked = body.filter(|_| !blind).and_then(|(_, bytes)| {
-                    RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, &namespace).ok()
+                    let mut body =
+                        RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, &namespace)
+                            .ok()?;
+                    // A local edit may have removed the mark that tells where the hub has it.
+                    body.resource.namespace = (&*namespace).into();
+                    Some(body)
                 });
                 // Without a checksum the answer is the whole object, which is what a copy without a source needs too.
                 let body = checked.unwrap_or_else(|| RequestUpdate {
