@@ -117,8 +117,15 @@ impl Core {
                 }
             };
             let told = if key.kind == Kind::Application { present.told } else { 0 };
-            let end = if present.deleting { "/ends" } else { "" };
-            let text = alloc::format!("{}/{}/{uid}/{said:x}/{told:x}{end}", key.kind.as_str(), key.name);
+            let flag = |is: bool, word: &'static str| if is { word } else { "" };
+            let text = alloc::format!(
+                "{}/{}/{uid}/{said:x}/{told:x}{}{}{}",
+                key.kind.as_str(),
+                key.name,
+                flag(present.operation != 0, "/operation"),
+                flag(present.refresh != 0, "/refresh"),
+                flag(present.deleting, "/ends"),
+            );
             digest.add(fingerprint(text.as_bytes()));
         }
         digest

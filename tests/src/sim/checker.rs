@@ -339,7 +339,9 @@ impl Checker {
     /// What differs between the sides; `None` when they agree.
     pub(super) fn difference(&self, hub: &Store, edge: &Store) -> Option<String> {
         let is_excused = |resource, name: &str| self.is_excused(resource, name);
-        if let Some(difference) = content::difference(hub, edge, &self.swallowed, is_excused) {
+        if let Some(difference) =
+            content::difference(hub, edge, self.hub_namespace != AGENT, &self.swallowed, is_excused)
+        {
             return Some(difference);
         }
         for object in hub.iter(Resource::Application) {

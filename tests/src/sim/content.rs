@@ -139,6 +139,8 @@ fn base64(text: &str) -> String {
 pub(super) struct Ledger {
     /// By UID: whether the site is to have it.
     wanted: BTreeMap<String, bool>,
+    /// Project of each repository, by UID.
+    projects: BTreeMap<String, Value>,
     /// Deleted, or withdrawn from the site at some time.
     withdrawn: BTreeSet<String>,
 }
@@ -157,6 +159,14 @@ impl Ledger {
                 self.withdrawn.insert(uid.clone());
             }
         }
+        // A repository that changes its project may be told of before the project is: it goes and comes back.
+        let projects = repositories(hub);
+        for (uid, project) in &self.projects {
+            if projects.get(uid).is_some_and(|now| now != project) {
+                self.withdrawn.insert(uid.clone());
+            }
+        }
+        self.projects = projects;
         let unwanted = now.iter().filter(|(_, wanted)| !**wanted).map(|(uid, _)| uid.clone());
         self.withdrawn.extend(unwanted);
         self.wanted = now;
@@ -190,6 +200,12 @@ fn all(store: &Store) -> impl Iterator<Item = &Object> {
         .filter(|object| resource_of(object.value()) != Resource::ConfigMap || object.name() == KEYS)
 }
 
+fn repositories(hub: &Store) -> BTreeMap<String, Value> {
+    let project = |object: &Object| object.value()["data"]["project"].clone();
+    let secrets = hub.iter(Resource::Secret);
+    secrets.map(|object| (object.uid().to_owned(), project(object))).collect()
+}
+
 /// Whether the site is to have this object of the hub.
 fn is_wanted(hub: &Store, object: &Object) -> bool {
     if object.is_terminating() {
@@ -214,6 +230,7 @@ fn is_wanted(hub: &Store, object: &Object) -> bool {
 pub(super) fn difference(
     hub: &Store,
     edge: &Store,
+    keeps_namespaces: bool,
     swallowed: &BTreeSet<String>,
     is_excused: impl Fn(Resource, &str) -> bool,
 ) -> Option<String> {
@@ -232,7 +249,8 @@ pub(super) fn difference(
                     return Some(format!("{name}: the copy is of another object"));
                 }
                 let with_metadata = !swallowed.contains(name);
-                if let Some(difference) = copy_differs(resource, object.value(), copy.value(), with_metadata)
+                if let Some(difference) =
+                    copy_differs(resource, object.value(), copy.value(), with_metadata, keeps_namespaces)
                 {
                     return Some(format!("{name}: {difference}"));
                 }
@@ -249,7 +267,13 @@ pub(super) fn difference(
     left.map(|object| format!("{} is on the site only", object.name()))
 }
 
-fn copy_differs(resource: Resource, hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> {
+fn copy_differs(
+    resource: Resource,
+    hub: &Value,
+    edge: &Value,
+    with_metadata: bool,
+    keeps_namespaces: bool,
+) -> Option<String> {
     if with_metadata && hub["metadata"]["labels"] != edge["metadata"]["labels"] {
         return Some("labels".to_owned());
     }
@@ -258,7 +282,9 @@ fn copy_differs(resource: Resource, hub: &Value, edge: &Value, with_metadata: bo
     }
     let mut spec = hub["spec"].clone();
     if let Some(spec) = spec.as_object_mut() {
-        spec.remove("sourceNamespaces");
+        if !keeps_namespaces {
+            spec.remove("sourceNamespaces");
+        }
         spec.remove("roles");
         spec.insert(
             "destinations".to_owned(),
