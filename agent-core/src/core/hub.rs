@@ -164,7 +164,7 @@ impl Core {
             // After a lost answer nobody knows whether this is the one we may have taken away: a refresh too many does no harm.
             let again = seen.maybe_refresh_removed && present.refresh != 0;
             if again || is_new(present.refresh, seen.refresh, seen.maybe_refresh) {
-                self.slot(id).out.refresh = true;
+                self.slot(id).out.ask_refresh();
                 self.want(id, Want::Exists);
             }
             if present.phase == Phase::Terminating && !seen.terminating && !seen.maybe_terminating {
@@ -300,7 +300,9 @@ impl Core {
         }
         if compare.uid != present.uid {
             // What was acknowledged was refused there, or went to a former copy: what was asked for still stands.
-            slot.out.refresh |= present.refresh != 0;
+            if present.refresh != 0 {
+                slot.out.ask_refresh();
+            }
             if !compare.uid.is_empty() {
                 // Should ours end before the agent hears of it, the former one must still go there.
                 slot.out.peer_knows(compare.uid);

@@ -153,7 +153,7 @@ pub(super) struct InFlight {
     pub(super) level: u64,
     pub(super) sent_at: Instant,
     pub(super) due: Instant,
-    /// The frame carries the refresh request.
+    /// The frame carries the refresh request that is asked for.
     pub(super) refresh: bool,
 }
 
@@ -196,6 +196,14 @@ impl Out {
             && self.operation.is_none()
             && matches!(self.stage, Stage::Idle)
             && !self.unconfirmed
+    }
+
+    /// A refresh is asked for. What is in flight does not carry this one.
+    pub(super) fn ask_refresh(&mut self) {
+        self.refresh = true;
+        if let Stage::Ready(flight) | Stage::Sent(flight) = &mut self.stage {
+            flight.refresh = false;
+        }
     }
 
     /// The peer has, or may have, a copy of the object under this UID, which is not the latest.

@@ -181,6 +181,32 @@ fn refresh_travels_once() {
 }
 
 #[test]
+fn the_acknowledgement_of_one_refresh_does_not_settle_the_next() {
+    let refresh = |kind: &str| format!(r#","annotations":{{"argocd.argoproj.io/refresh":"{kind}"}}"#);
+    // The next one is for the same object, or for its successor.
+    for uid in ["h-1", "h-2"] {
+        let mut rig = settled(&[&hub_app("h-1", 5, "a")]);
+        rig.see(&hub_app_with("h-1", 6, "a", &refresh("normal"), ""));
+        let first = rig.frames().remove(0);
+        if uid == "h-2" {
+            rig.see_gone(&hub_app("h-1", 7, "a"));
+        }
+        let next = hub_app_with(uid, 8, "a", &refresh("hard"), "");
+        rig.see(&next);
+        rig.ack(&first);
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            rig.answer(&next);
+            for frame in rig.frames() {
+                rig.ack(&frame);
+                told.extend(frame.data.contains(r#"refresh":"hard""#).then_some(frame.r#type));
+            }
+        }
+        assert_eq!(told.len(), 1, "{uid} {told:?}");
+    }
+}
+
+#[test]
 fn terminate_is_sent_for_the_users_word_only() {
     let running = hub_app_with("h-1", 5, "a", "", r#","status":{"operationState":{"phase":"Running"}}"#);
     let ending = r#","status":{"operationState":{"phase":"Terminating"}}"#;
