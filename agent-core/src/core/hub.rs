@@ -294,6 +294,10 @@ impl Core {
                 .is_some_and(|own| compare.checksum.as_deref() == Some(&own[..]));
         let slot = self.slot(id);
         let Some(present) = slot.observed.present() else { return };
+        if same_uid {
+            slot.out.confirmed = true;
+            slot.out.unconfirmed = false;
+        }
         if same_uid && !slot.out.known_as.contains(&compare.uid) {
             // A principal before us told it.
             slot.out.known_as.push(compare.uid.clone());
@@ -358,6 +362,7 @@ impl Core {
                     && (keep_operation || print(word.operation.as_deref()) == present.operation)
                     && (keep_refresh || (refresh != 0) == (present.refresh != 0));
                 if word.source_uid == present.uid {
+                    slot.out.confirmed = true;
                     slot.out.unconfirmed = false;
                 }
                 if word.operation.is_none()

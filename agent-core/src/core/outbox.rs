@@ -116,7 +116,9 @@ pub(super) struct Out {
     pub(super) verify_blind: bool,
     /// Sends of the same content without an acknowledgement.
     pub(super) attempts: u32,
-    /// Towards a Go agent: an acknowledged create with a new UID is repeated until a status carries that UID.
+    /// The site has said that it has the object with its present UID.
+    pub(super) confirmed: bool,
+    /// Towards a Go agent: an acknowledged create is repeated until a status or a question carries its UID.
     pub(super) unconfirmed: bool,
     /// How often it was repeated for that, and when it is next.
     pub(super) repeated: u32,

@@ -286,16 +286,19 @@ impl Core {
                         strip.refresh = !slot.out.refresh;
                         let is_known = slot.out.known_as.iter().any(|uid| **uid == *view.uid);
                         if !is_known {
-                            // A Go agent acknowledges a create that it drops while the former object still ends.
-                            // Of other kinds no status ever tells.
-                            slot.out.unconfirmed =
-                                is_go && key.kind == Kind::Application && !slot.out.known_as.is_empty();
-                            slot.out.repeated = 0;
+                            slot.out.confirmed = false;
                             if slot.out.known_as.len() >= KNOWN_MAX {
                                 slot.out.known_as.remove(0);
                             }
                             slot.out.known_as.push((&*view.uid).into());
                         }
+                        // A Go agent acknowledges a create that it drops, as while the former object still ends. Of other kinds no
+                        // status ever tells.
+                        let unconfirmed = is_go && key.kind == Kind::Application && !slot.out.confirmed;
+                        if unconfirmed && !slot.out.unconfirmed {
+                            slot.out.repeated = 0;
+                        }
+                        slot.out.unconfirmed = unconfirmed;
                         if is_known && slot.out.acked != 0 && !slot.out.unconfirmed {
                             Type::SpecUpdate
                         } else {
