@@ -299,7 +299,7 @@ impl Core {
                             slot.out.repeated = 0;
                         }
                         slot.out.unconfirmed = unconfirmed;
-                        if is_known && slot.out.acked != 0 && !slot.out.unconfirmed {
+                        if is_known && slot.out.acked != 0 {
                             Type::SpecUpdate
                         } else {
                             Type::Create
