@@ -187,6 +187,8 @@ fn core_config(options: &Options) -> Result<Config, String> {
         mapping: options.mapping,
         allowed_namespaces: options.allowed_namespaces.clone(),
         create_namespace: options.create_namespace,
+        heartbeat_interval: options.heartbeat_interval,
+        status_window: options.status_window,
         ..Config::agent(&options.namespace)
     })
 }

@@ -91,6 +91,10 @@ pub struct Config {
     pub max_event_bytes: usize,
     /// How often both sides are compared as a whole, on average; a peer that knows no digest is compared daily. Zero: never.
     pub round_interval: Duration,
+    /// Agent only: a sign of life is sent this often while the stream is open. Zero: never.
+    pub heartbeat_interval: Duration,
+    /// Agent only: of each Application a status goes at once, and then at most one in this time. Zero: each goes at once.
+    pub status_window: Duration,
     /// A status is repeated when it was acknowledged this long ago.
     pub status_interval: Duration,
 }
@@ -116,6 +120,8 @@ impl Config {
             max_events: 64,
             max_event_bytes: 512 * 1024,
             round_interval: Duration::from_secs(15 * 60),
+            heartbeat_interval: Duration::ZERO,
+            status_window: Duration::ZERO,
             status_interval: Duration::from_secs(6 * 3600),
         }
     }

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod config;
+mod heartbeat;
 mod hub;
 mod note;
 mod observe;
@@ -69,6 +70,7 @@ pub struct Core {
     resync_deletes: (Box<str>, [usize; Kind::ALL.len()]),
     sweep_at: Option<Instant>,
     rounds: Rounds,
+    heartbeat_at: Option<Instant>,
     generation: u32,
     serial: u32,
     notes: VecDeque<Note>,
@@ -129,6 +131,7 @@ impl Core {
             resync_deletes: (Box::default(), [0; Kind::ALL.len()]),
             sweep_at: None,
             rounds: Rounds::default(),
+            heartbeat_at: None,
             generation: 0,
             serial: 0,
             notes: VecDeque::new(),
@@ -299,11 +302,13 @@ impl Core {
             self.start_resync();
         }
         self.rounds_with(now, peer);
+        self.start_heartbeat(now);
     }
 
     /// The event stream ended: what was in flight goes again on the next one.
     pub fn disconnected(&mut self, _now: Instant) {
         self.peer = None;
+        self.heartbeat_at = None;
         for slot in self.slots.iter_mut().flatten() {
             match core::mem::take(&mut slot.out.stage) {
                 Stage::Ready(flight) | Stage::Sent(flight) => slot.out.wants.add(flight.want),
@@ -340,6 +345,7 @@ impl Core {
             self.sweep(now);
         }
         self.round_timeout(now);
+        self.heartbeat_timeout(now);
     }
 
     fn slot_timeout(&mut self, now: Instant, id: SlotId) {
@@ -413,6 +419,7 @@ impl Core {
             .chain(controls)
             .chain(self.sweep_at)
             .chain(self.round_due())
+            .chain(self.heartbeat_at)
             .min()
     }
 

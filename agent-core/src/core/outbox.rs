@@ -100,6 +100,8 @@ pub(super) struct Out {
     pub(super) acked: u64,
     /// When that was.
     pub(super) acked_at: Option<Instant>,
+    /// When a status went last.
+    pub(super) status_at: Option<Instant>,
     /// UIDs under which the peer may know the object; the last one is the latest.
     pub(super) known_as: Vec<Box<str>>,
     /// What is gone, for [`Want::Gone`].
@@ -252,7 +254,7 @@ pub(super) struct Outbox {
     queues: [VecDeque<SlotId>; CLASSES],
     /// Built frames by class, oldest first.
     ready: [VecDeque<(SlotId, Vec<u8>)>; CLASSES],
-    /// Acknowledgements: fire and forget, before everything else.
+    /// Acknowledgements and signs of life: fire and forget, before everything else.
     pub(super) acks: VecDeque<Vec<u8>>,
     pub(super) index: BTreeMap<u64, Owner>,
     pub(super) controls: [ControlStage; 4],

@@ -5,7 +5,7 @@ use core::fmt;
 
 use super::hub::StatusParts;
 use super::outbox::{Control, ControlStage, Owner, Stage, Want};
-use super::slot::{Ack, Asked, Exists, GoneWord, OperationWord, SlotId, Word};
+use super::slot::{Ack, Asked, Exists, GoneWord, OperationWord, Slot, SlotId, Word};
 use super::{ACK_WITHHELD_MAX, Core, Note, Role, event_print};
 use crate::cloudevent::{AGENT_SOURCE, DecodeError, EventView};
 use crate::event::is_synthetic;
@@ -333,14 +333,18 @@ impl Core {
         site_namespace(self.config.mapping, said, &self.peer_namespace, &self.config.namespace)
     }
 
-    /// What an agent calls the namespace when it tells its principal of this object: inverse of [`Self::key_from_peer`].
-    pub(super) fn namespace_for_peer<'a>(&'a self, key: &'a Key) -> &'a str {
-        let config = &self.config;
+    /// What the peer calls the namespace of this object: inverse of [`Self::key_from_peer`].
+    ///
+    /// An Application that is in an agent's own namespace may be from the principal's own or from one of the same name; where
+    /// nothing is known of it, it was asked for under the former.
+    pub(super) fn namespace_for_peer<'a>(&'a self, slot: &'a Slot) -> &'a str {
+        let (config, key) = (&self.config, &slot.key);
         let is_remapped = config.role == Role::Agent
             && config.mapping == Mapping::Destination
             && key.kind == Kind::Application
             && *key.namespace == *config.namespace
-            && !self.peer_namespace.is_empty();
+            && !self.peer_namespace.is_empty()
+            && slot.is_remapped().unwrap_or(true);
         if is_remapped { &self.peer_namespace } else { &key.namespace }
     }
 

@@ -1,5 +1,6 @@
 //! From wants to frames: what is read for the peer, how a frame is built, what an acknowledgement settles.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -18,7 +19,7 @@ use crate::event::{
 use crate::object::ObjectView;
 use crate::request::{Key, Kind, Request, Verb};
 use crate::time::Instant;
-use crate::transform::{Strip, payload, tombstone};
+use crate::transform::{Strip, in_namespace, payload, tombstone};
 
 /// An event about to be encoded.
 struct Draft {
@@ -45,6 +46,8 @@ impl Core {
         slot.out.wants.add(want);
         match slot.out.stage {
             Stage::Idle if connected => self.outbox.enqueue(id, &mut slot.out),
+            // It may only wait for the time of its next status.
+            Stage::Resting(_) if connected && want != Want::Status => self.outbox.enqueue(id, &mut slot.out),
             Stage::Queued => self.outbox.promote(id, before, &slot.out),
             _ => {}
         }
@@ -115,6 +118,9 @@ impl Core {
                 slot.out.stage = Stage::Idle;
                 continue;
             };
+            if self.rests(now, id, want) {
+                continue;
+            }
             if !self.needs_body(id, want) {
                 self.build(now, id, want, None);
                 continue;
@@ -133,6 +139,21 @@ impl Core {
             return Some(self.request(id, Purpose::Read, Verb::Get));
         }
         None
+    }
+
+    /// Whether a status waits because another one went a short while ago.
+    fn rests(&mut self, now: Instant, id: SlotId, want: Want) -> bool {
+        let window = self.config.status_window;
+        let slot = self.slot(id);
+        let Some(at) = slot.out.status_at.filter(|_| want == Want::Status).map(|at| at + window) else {
+            return false;
+        };
+        if at <= now {
+            return false;
+        }
+        slot.out.stage = Stage::Resting(at);
+        self.timers.insert((at, id));
+        true
     }
 
     fn needs_body(&mut self, id: SlotId, want: Want) -> bool {
@@ -158,6 +179,9 @@ impl Core {
         want: Want,
         body: Option<(&ObjectView<'_>, &[u8])>,
     ) {
+        if self.rests(now, id, want) {
+            return;
+        }
         let slot = self.slot(id);
         slot.out.wants.remove(want);
         slot.out.stage = Stage::Idle;
@@ -196,7 +220,11 @@ impl Core {
         self.outbox.places += 1;
         self.outbox.bytes += frame.len();
         self.outbox.push_ready(id, want, frame);
-        self.slot(id).out.stage = Stage::Ready(flight);
+        let slot = self.slot(id);
+        if want == Want::Status {
+            slot.out.status_at = Some(now);
+        }
+        slot.out.stage = Stage::Ready(flight);
     }
 
     fn draft(&mut self, id: SlotId, want: Want, body: Option<(&ObjectView<'_>, &[u8])>) -> Option<Draft> {
@@ -205,7 +233,10 @@ impl Core {
         let uuid = self.rng.uuid();
         let key = self.slot(id).key.clone();
         let target = Target::of(key.kind);
-        let namespace = String::from(self.namespace_for_peer(&key));
+        let namespace = match &self.slots[id as usize] {
+            Some(slot) => String::from(self.namespace_for_peer(slot)),
+            None => return None,
+        };
         let slot = self.slot(id);
         let control = |r#type, data| Draft {
             target: Target::ResourceResync,
@@ -312,6 +343,12 @@ impl Core {
                 let level = operation.as_ref().map_or(level, |latch| latch.print());
                 let said = as_site_gets_it(&self.config, key.kind, bytes);
                 let operation_bytes = operation.as_ref().map(|latch| &*latch.operation);
+                let said = said.and_then(|said| {
+                    if *namespace == *key.namespace {
+                        return Ok(said);
+                    }
+                    in_namespace(&said, &namespace).map(Cow::Owned)
+                });
                 let data = match said.and_then(|said| payload(&said, strip, operation_bytes)) {
                     Ok(data) => data,
                     Err(_) => {
@@ -338,7 +375,12 @@ impl Core {
             Want::Verify => {
                 let blind = slot.out.verify_blind || matches!(slot.observed, Observed::Absent);
                 let checked = body.filter(|_| !blind).and_then(|(_, bytes)| {
-                    RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, &namespace).ok()
+                    let mut body =
+                        RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, &namespace)
+                            .ok()?;
+                    // A local edit may have removed the mark that tells where the hub has it.
+                    body.resource.namespace = (&*namespace).into();
+                    Some(body)
                 });
                 // Without a checksum the answer is the whole object, which is what a copy without a source needs too.
                 let body = checked.unwrap_or_else(|| RequestUpdate {

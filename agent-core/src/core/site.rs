@@ -15,7 +15,8 @@ use crate::object::{self, ObjectView};
 use crate::request::{Kind, Verb};
 use crate::time::Instant;
 use crate::transform::{
-    CONFIRM_DELETE, Patch, Stamp, TERMINATING, create_body, recreate_body, site_spec, tombstone, update_patch,
+    CONFIRM_DELETE, Patch, Stamp, TERMINATING, create_body, recreate_body, remapped, site_spec, tombstone,
+    update_patch,
 };
 
 /// How an incoming object and the local one of the same name belong together (docs/core.md, "Identity").
@@ -636,6 +637,7 @@ impl Core {
                 let body = if kind == Kind::Application {
                     let (api_version, object_kind) = (kind.api_version(), kind.object_kind());
                     recreate_body(last, api_version, object_kind, part, stamp, on_recreate)
+                        .and_then(|body| if reference.remapped { remapped(&body) } else { Ok(body) })
                 } else {
                     content::recreate_body(kind, last, part, stamp.source_uid)
                 };
@@ -656,7 +658,8 @@ impl Core {
                 let spec = present.spec != reference.print;
                 let stamp = present.source_uid.as_ref() != Some(&reference.source_uid)
                     || (!reference.principal_uid.is_empty()
-                        && present.principal_uid.as_ref() != Some(&reference.principal_uid));
+                        && present.principal_uid.as_ref() != Some(&reference.principal_uid))
+                    || (reference.remapped && !present.remapped);
                 if present.deleting || present.ignored || !(spec || stamp) {
                     return Step::Idle;
                 }
@@ -671,6 +674,10 @@ impl Core {
                 if stamp {
                     if !present.has_annotations {
                         patch.add("/metadata/annotations", b"{}");
+                    }
+                    if reference.remapped {
+                        let path = "/metadata/annotations/argocd.argoproj.io~1namespace-remapped";
+                        patch.add(path, br#""true""#);
                     }
                     for (path, uid) in [
                         ("/metadata/annotations/argocd.argoproj.io~1source-uid", &reference.source_uid),
@@ -797,6 +804,7 @@ impl Core {
             uid: (&*view.uid).into(),
             source_uid: text(view.source_uid()),
             principal_uid: text(view.principal_uid()),
+            remapped: view.annotation(object::NAMESPACE_REMAPPED).is_some(),
         });
     }
 
@@ -909,6 +917,7 @@ fn recognise(kind: Kind, reference: &mut Option<Reference>, copy: &Present, view
                 uid: copy.uid.clone(),
                 source_uid: source_uid.clone(),
                 principal_uid: copy.principal_uid.clone().unwrap_or_default(),
+                remapped: copy.remapped,
             });
         }
     }

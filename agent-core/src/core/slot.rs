@@ -62,6 +62,8 @@ pub(super) struct Present {
     pub(super) has_finalizers: bool,
     pub(super) has_status: bool,
     pub(super) has_annotations: bool,
+    /// Annotation `namespace-remapped`.
+    pub(super) remapped: bool,
     /// Label `ignore-sync: "true"`.
     pub(super) ignored: bool,
     /// Principal only: it is for this agent.
@@ -134,6 +136,7 @@ impl Present {
             has_finalizers: view.finalizers.is_some_and(|list| list != b"[]"),
             has_status: view.status.is_some(),
             has_annotations: view.annotations.is_some(),
+            remapped: view.annotation(object::NAMESPACE_REMAPPED).is_some(),
             ignored: view.label(object::IGNORE_SYNC).as_deref() == Some("true"),
             routed: true,
             phase,
@@ -329,6 +332,8 @@ pub(super) struct Reference {
     /// Identities on the copy, put back when a local edit removes them.
     pub(super) source_uid: Box<str>,
     pub(super) principal_uid: Box<str>,
+    /// It is in our namespace because the hub has it in its own; put back like the identities.
+    pub(super) remapped: bool,
     /// The spec or data as our API server stored it after our last write (it may prune fields).
     pub(super) spec: Option<Box<[u8]>>,
     /// Fingerprint of `spec`; 0: none.
@@ -471,6 +476,13 @@ impl Slot {
     /// Source UID of the copy here, also while a local edit hides it; `None`: it is the site's own, or not known to exist now.
     pub(super) fn local_source(&self) -> Option<&str> {
         self.source_of(self.observed.present()?)
+    }
+
+    /// Whether it stands in our namespace because the hub has it in its own; `None`: nothing is known of it.
+    pub(super) fn is_remapped(&self) -> Option<bool> {
+        let reference = self.reference.as_ref().map(|reference| reference.remapped);
+        let known = self.observed.known().map(|known| known.remapped);
+        reference.filter(|is| *is).or(known).or(reference)
     }
 
     /// The same of what was seen last.

@@ -476,7 +476,7 @@ mod tests {
                 processors: tokio::sync::Semaphore::new(1),
                 principal_uid: "p".into(),
                 namespace: "argocd".into(),
-                mapping: Mapping::Namespace,
+                mapping: agent_core::peer::Mapping::Namespace,
                 allowed_namespaces: Vec::new(),
                 max_message: 1 << 20,
             }),

@@ -56,6 +56,8 @@ pub(super) struct Checker {
     /// Projects, repositories and keys.
     ledger: content::Ledger,
     pairing: Pairing,
+    /// Where the hub keeps the agent's Applications.
+    hub_namespace: &'static str,
     /// What the foreign half lost, by object, with what mends it.
     lapses: BTreeMap<(Resource, String), BTreeSet<(Until, &'static str)>>,
 }
@@ -79,7 +81,7 @@ struct Refresh {
 }
 
 impl Checker {
-    pub(super) fn new(pairing: Pairing, hub: &Store, edge: &Store) -> Self {
+    pub(super) fn new(pairing: Pairing, hub_namespace: &'static str, hub: &Store, edge: &Store) -> Self {
         let open = |store: &Store| {
             let options =
                 WatchOptions { resource_version: store.revision().to_string(), ..WatchOptions::default() };
@@ -103,6 +105,7 @@ impl Checker {
             swallowed: BTreeSet::new(),
             ledger: content::Ledger::default(),
             pairing,
+            hub_namespace,
             lapses: BTreeMap::new(),
         }
     }
@@ -233,7 +236,8 @@ impl Checker {
                 (Side::Hub, WatchType::Deleted) => {
                     self.deleted.insert(event.object.uid().to_owned());
                 }
-                (Side::Hub, _) if event.object.is_terminating() => {
+                // One that is another agent's for a while is gone for this one.
+                (Side::Hub, _) if event.object.is_terminating() || is_away(object) => {
                     self.deleted.insert(event.object.uid().to_owned());
                 }
                 (Side::Edge, WatchType::Added | WatchType::Modified) => {
@@ -343,7 +347,15 @@ impl Checker {
             if self.estranged.contains(name) || is_excused(Resource::Application, name) {
                 continue;
             }
-            let Ok(copy) = edge.get(Resource::Application, EDGE_NAMESPACE, name) else {
+            let copy = edge.get(Resource::Application, EDGE_NAMESPACE, name);
+            if is_away(object.value()) {
+                let source = |copy: &Value| copy["metadata"]["annotations"][SOURCE_UID] == object.uid();
+                if copy.is_ok_and(|copy| source(copy.value())) {
+                    return Some(format!("{name} is another agent's and on the site still"));
+                }
+                continue;
+            }
+            let Ok(copy) = copy else {
                 return Some(format!("{name} is not on the site"));
             };
             let with_metadata = !self.swallowed.contains(name);
@@ -357,7 +369,7 @@ impl Checker {
                 continue;
             }
             match object.value()["metadata"]["annotations"][SOURCE_UID].as_str() {
-                Some(_) if hub.get(Resource::Application, AGENT, name).is_ok() => {}
+                Some(_) if hub.get(Resource::Application, self.hub_namespace, name).is_ok() => {}
                 Some(source_uid) => return Some(format!("{name} from {source_uid} is on the site only")),
                 None if self.locals.contains_key(name) || self.estranged.contains(name) => {}
                 None => return Some(format!("{name} on the site has lost its origin")),
@@ -431,7 +443,10 @@ fn difference(hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> 
     }
     let others = |metadata: &Value| -> BTreeMap<String, Value> {
         let annotations = metadata["annotations"].as_object().cloned().unwrap_or_default();
-        annotations.into_iter().filter(|(name, _)| name != SOURCE_UID && name != PRINCIPAL).collect()
+        annotations
+            .into_iter()
+            .filter(|(name, _)| name != SOURCE_UID && name != PRINCIPAL && name != REMAPPED)
+            .collect()
     };
     if with_metadata && others(wanted) != others(found) {
         return Some(format!("annotations {} and {}", wanted["annotations"], found["annotations"]));
@@ -474,6 +489,11 @@ fn difference(hub: &Value, edge: &Value, with_metadata: bool) -> Option<String> 
     None
 }
 
+/// Whether an Application of the hub is another agent's.
+fn is_away(object: &Value) -> bool {
+    object["spec"]["destination"]["name"] != AGENT
+}
+
 /// The simulator's users number their operations.
 pub(super) fn operation_id(object: &Value) -> Option<u64> {
     object["operation"]["info"][0]["value"].as_str()?.parse().ok()
@@ -481,3 +501,4 @@ pub(super) fn operation_id(object: &Value) -> Option<u64> {
 
 pub(super) const SOURCE_UID: &str = "argocd.argoproj.io/source-uid";
 const PRINCIPAL: &str = "argocd.argoproj.io/principal-uid";
+const REMAPPED: &str = "argocd.argoproj.io/namespace-remapped";

@@ -280,6 +280,7 @@ pub const COUNTERS: &[&str] = &[
     "model_stale_reverts",
     "model_terminated",
     "model_unacked_failures",
+    "moves",
     "operations",
     "operations_arrived",
     "pages",

@@ -117,6 +117,11 @@ pub enum Action {
         app: u8,
         healthy: bool,
     },
+    /// Destination mapping: it becomes another agent's, or this one's again.
+    Move {
+        app: u8,
+        away: bool,
+    },
     /// Projects, repositories and keys.
     Content(content::Action),
     Cut {
@@ -342,6 +347,10 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
             _ => Action::Compact { side },
         };
         trouble(&mut rng, action);
+    }
+    for _ in 0..6 {
+        let (app, away) = (others.below(apps) as u8, others.below(2) == 0);
+        trouble(&mut others, Action::Move { app, away });
     }
     if others.below(3) == 0 {
         let side = if others.below(2) == 0 { Side::Hub } else { Side::Edge };

@@ -9,6 +9,7 @@ use agent_core::cloudevent::EventView;
 use agent_core::core::Config;
 use agent_core::event::{EventType, Target, Type};
 use agent_core::informer::{End, parse_status};
+use agent_core::peer::Mapping;
 use agent_core::rand::Rng;
 use agent_core::request::{Key, Outcome, Verb};
 use agent_core::time::{Instant, Wall};
@@ -36,6 +37,7 @@ pub(super) struct World {
     drawn: (Instant, u64),
     seed: u64,
     pairing: Pairing,
+    mapping: Mapping,
     plant: Option<Plant>,
     heap: BinaryHeap<Entry>,
     sequence: u64,
@@ -164,7 +166,14 @@ impl World {
             stream: 0,
             held: BTreeSet::new(),
         };
-        let mut stations = [station(AGENT, HUB_NAMESPACE), station(EDGE_NAMESPACE, EDGE_NAMESPACE)];
+        // One run in four of our own pair has the hub's Applications beside its Argo CD.
+        let mapping = if pairing == Pairing::OursOurs && (seed / 5).is_multiple_of(4) {
+            Mapping::Destination
+        } else {
+            Mapping::Namespace
+        };
+        let hub_namespace = if mapping == Mapping::Destination { HUB_NAMESPACE } else { AGENT };
+        let mut stations = [station(hub_namespace, HUB_NAMESPACE), station(EDGE_NAMESPACE, EDGE_NAMESPACE)];
         // What an installation of Argo CD brings along.
         for object in content::installed() {
             let store = &mut stations[Side::Edge.index()].store;
@@ -172,7 +181,7 @@ impl World {
             debug_assert!(created.is_ok(), "{created:?}");
         }
         let edge = &stations[Side::Edge.index()].store;
-        let checker = Checker::new(pairing, &stations[Side::Hub.index()].store, edge);
+        let checker = Checker::new(pairing, hub_namespace, &stations[Side::Hub.index()].store, edge);
         let options =
             WatchOptions { resource_version: edge.revision().to_string(), ..WatchOptions::default() };
         let watch = match edge.watch(APPLICATION, None, &options) {
@@ -191,6 +200,7 @@ impl World {
             drawn: (Instant::ZERO, 0),
             seed,
             pairing,
+            mapping,
             plant,
             heap: BinaryHeap::new(),
             sequence: 0,
@@ -574,7 +584,7 @@ impl World {
             (Some(Plant::OperationAtSendTime), FrameKind::Application(Type::SetOperation)) => {
                 let name = frame_object(frame)["metadata"]["name"].as_str().unwrap_or_default().to_owned();
                 let hub = &self.stations[Side::Hub.index()].store;
-                hub.get(APPLICATION, AGENT, &name)
+                hub.get(APPLICATION, self.stations[Side::Hub.index()].namespace, &name)
                     .is_ok_and(|object| object.value().get("operation").is_none())
             }
             _ => false,
@@ -691,8 +701,10 @@ impl World {
         let wall = Wall { epoch_millis_at_zero: WALL.epoch_millis_at_zero };
         let incarnation = u64::from(self.stations[side.index()].incarnation);
         let half_seed = self.seed.wrapping_mul(1024) + incarnation * 2 + side.index() as u64;
-        let ours =
-            |config| Box::new(CoreHalf::new(Config { round_interval, ..config }, half_seed, wall, believes));
+        let mapping = self.mapping;
+        let ours = |config| {
+            Box::new(CoreHalf::new(Config { round_interval, mapping, ..config }, half_seed, wall, believes))
+        };
         let mut half: Box<dyn Half> = match (side, self.pairing) {
             (Side::Edge, Pairing::OursModel(version)) => {
                 let mut options = AgentOptions::new(version, EDGE_NAMESPACE);
@@ -829,7 +841,8 @@ impl World {
 
     fn act_user(&mut self, action: Action) -> Result<(), Violation> {
         let hub = |world: &Self, app: u8| {
-            world.stations[Side::Hub.index()].store.get(APPLICATION, AGENT, &name_of(app)).ok()
+            let station = &world.stations[Side::Hub.index()];
+            station.store.get(APPLICATION, station.namespace, &name_of(app)).ok()
         };
         let edge = |world: &Self, name: &str| {
             world.stations[Side::Edge.index()].store.get(APPLICATION, EDGE_NAMESPACE, name).ok()
@@ -970,6 +983,14 @@ impl World {
                     }
                     self.controller.dirty.insert(name);
                     self.wake_controller();
+                }
+            }
+            Action::Move { app, away } => {
+                if self.mapping == Mapping::Destination && hub(self, app).is_some() {
+                    self.count("moves");
+                    let name = if away { "agent-2" } else { AGENT };
+                    let patch = json!({"spec": {"destination": {"name": name}}});
+                    self.write(Side::Hub, &name_of(app), patch)?;
                 }
             }
             Action::Content(action) => self.act_on_content(action)?,
@@ -1330,7 +1351,7 @@ impl World {
         let streamed = query.is_watch();
         let lists = !streamed || path_and_query.contains("sendInitialEvents=true");
         // The list that a fault meets is most often the longest one.
-        let is_met = lists && (*resource == APPLICATION || self.now.as_millis() % 4 == 0);
+        let is_met = lists && (*resource == APPLICATION || self.now.as_millis().is_multiple_of(4));
         let fault = if is_met { station.list_fault.take() } else { None };
         let answer: Result<Vec<u8>, Status> = match fault {
             Some(ListFault::Fails) => {

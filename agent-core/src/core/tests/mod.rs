@@ -1,6 +1,7 @@
 //! Tables of facts in, requests and frames out: one test per rule of docs/core.md.
 
 mod cluster;
+mod content;
 mod hub;
 mod outbox;
 mod site;
