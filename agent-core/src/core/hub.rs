@@ -267,6 +267,7 @@ impl Core {
         // Who asked for the whole gets the whole, also where a narrower question overtakes the answer.
         let is_blind = slot.compare.as_ref().is_some_and(|compare| compare.checksum.is_none());
         let checksum = checksum.filter(|_| !is_blind).map(<[u8]>::to_vec);
+        slot.out.on_site |= !uid.is_empty();
         slot.compare = Some(Box::new(Compare { uid: uid.into(), checksum }));
         slot.must_read = true;
         self.act(now, id, None);

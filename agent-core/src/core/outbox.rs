@@ -120,6 +120,8 @@ pub(super) struct Out {
     pub(super) attempts: u32,
     /// The site has said that it has the object with its present UID.
     pub(super) confirmed: bool,
+    /// The site has a copy of ours under this name, or had one: it acknowledged it, or asked about it.
+    pub(super) on_site: bool,
     /// Towards a Go agent: an acknowledged create is repeated until a status or a question carries its UID.
     pub(super) unconfirmed: bool,
     /// How often it was repeated for that, and when it is next.
