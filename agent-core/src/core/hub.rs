@@ -267,6 +267,7 @@ impl Core {
         // Who asked for the whole gets the whole, also where a narrower question overtakes the answer.
         let is_blind = slot.compare.as_ref().is_some_and(|compare| compare.checksum.is_none());
         let checksum = checksum.filter(|_| !is_blind).map(<[u8]>::to_vec);
+        slot.out.on_site |= !uid.is_empty();
         slot.compare = Some(Box::new(Compare { uid: uid.into(), checksum }));
         slot.must_read = true;
         self.act(now, id, None);
@@ -294,6 +295,10 @@ impl Core {
                 .is_some_and(|own| compare.checksum.as_deref() == Some(&own[..]));
         let slot = self.slot(id);
         let Some(present) = slot.observed.present() else { return };
+        if same_uid {
+            slot.out.confirmed = true;
+            slot.out.unconfirmed = false;
+        }
         if same_uid && !slot.out.known_as.contains(&compare.uid) {
             // A principal before us told it.
             slot.out.known_as.push(compare.uid.clone());
@@ -360,6 +365,7 @@ impl Core {
                     && (keep_operation || print(word.operation.as_deref()) == present.operation)
                     && (keep_refresh || (refresh != 0) == (present.refresh != 0));
                 if word.source_uid == present.uid {
+                    slot.out.confirmed = true;
                     slot.out.unconfirmed = false;
                 }
                 if word.operation.is_none()

@@ -118,7 +118,11 @@ pub(super) struct Out {
     pub(super) verify_blind: bool,
     /// Sends of the same content without an acknowledgement.
     pub(super) attempts: u32,
-    /// Towards a Go agent: an acknowledged create with a new UID is repeated until a status carries that UID.
+    /// The site has said that it has the object with its present UID.
+    pub(super) confirmed: bool,
+    /// The site has a copy of ours under this name, or had one: it acknowledged it, or asked about it.
+    pub(super) on_site: bool,
+    /// Towards a Go agent: an acknowledged create is repeated until a status or a question carries its UID.
     pub(super) unconfirmed: bool,
     /// How often it was repeated for that, and when it is next.
     pub(super) repeated: u32,

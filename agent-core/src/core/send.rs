@@ -251,6 +251,13 @@ impl Core {
         match want {
             Want::Gone => {
                 let gone = slot.out.gone.as_ref()?;
+                if is_go && key.kind != Kind::Application && !gone.synthetic && !slot.out.on_site {
+                    // A Go agent deletes by name alone, also what is the site's own. What it has of ours it says when it is asked.
+                    slot.out.gone = None;
+                    slot.out.known_as.clear();
+                    self.outbox.controls[Control::Resync as usize] = ControlStage::Wanted;
+                    return None;
+                }
                 let level = gone.print();
                 if gone.synthetic {
                     let data = tombstone(&key.namespace, &key.name, &gone.uid, None);
@@ -317,21 +324,20 @@ impl Core {
                         strip.refresh = !slot.out.refresh;
                         let is_known = slot.out.known_as.iter().any(|uid| **uid == *view.uid);
                         if !is_known {
-                            // A Go agent acknowledges a create that it drops while the former object still ends.
-                            // Of other kinds no status ever tells.
-                            slot.out.unconfirmed =
-                                is_go && key.kind == Kind::Application && !slot.out.known_as.is_empty();
-                            slot.out.repeated = 0;
+                            slot.out.confirmed = false;
                             if slot.out.known_as.len() >= KNOWN_MAX {
                                 slot.out.known_as.remove(0);
                             }
                             slot.out.known_as.push((&*view.uid).into());
                         }
-                        if is_known && slot.out.acked != 0 && !slot.out.unconfirmed {
-                            Type::SpecUpdate
-                        } else {
-                            Type::Create
+                        // A Go agent acknowledges a create that it drops, as while the former object still ends. Of other kinds no
+                        // status ever tells.
+                        let unconfirmed = is_go && key.kind == Kind::Application && !slot.out.confirmed;
+                        if unconfirmed && !slot.out.unconfirmed {
+                            slot.out.repeated = 0;
                         }
+                        slot.out.unconfirmed = unconfirmed;
+                        if is_known && slot.out.acked != 0 { Type::SpecUpdate } else { Type::Create }
                     }
                 };
                 if want == Want::Operation {
@@ -505,6 +511,7 @@ impl Core {
         slot.out.acked_at = Some(now);
         match flight.want {
             Want::Exists => {
+                slot.out.on_site = true;
                 slot.out.acked = flight.level;
                 slot.out.refused = false;
                 if flight.refresh {
@@ -533,6 +540,7 @@ impl Core {
                 let told = slot.out.gone.take_if(|gone| gone.print() == flight.level);
                 if let Some(gone) = told {
                     slot.out.known_as.retain(|uid| *uid != gone.uid);
+                    slot.out.on_site &= !slot.out.known_as.is_empty();
                     slot.out.acked = 0;
                     if slot.is_wanted() {
                         // It came back while its end was on the way.

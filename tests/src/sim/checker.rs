@@ -331,6 +331,20 @@ impl Checker {
         ))
     }
 
+    /// A foreign half deletes what it was told to.
+    pub(super) fn delete_by_model(
+        &self,
+        side: Side,
+        resource: Resource,
+        object: &Value,
+    ) -> Result<(), Violation> {
+        if side == Side::Hub || (resource != Resource::Application && self.ledger.is_mismarked(object)) {
+            // What the reference brings back it may mark with the UID that it had here (docs/reference.md, "mismarked").
+            return Ok(());
+        }
+        self.delete(side, resource, object)
+    }
+
     /// Whether the copy of `source_uid` may go.
     pub(super) fn is_deleted(&self, source_uid: &str) -> bool {
         self.deleted.contains(source_uid) || self.ledger.is_withdrawn(source_uid)

@@ -143,6 +143,8 @@ pub(super) struct Ledger {
     projects: BTreeMap<String, Value>,
     /// Deleted, or withdrawn from the site at some time.
     withdrawn: BTreeSet<String>,
+    /// Every UID that the hub has ever had.
+    known: BTreeSet<String>,
 }
 
 impl Ledger {
@@ -150,6 +152,7 @@ impl Ledger {
     pub(super) fn follow(&mut self, hub: &Store) -> u64 {
         let now: BTreeMap<String, bool> =
             all(hub).map(|object| (object.uid().to_owned(), is_wanted(hub, object))).collect();
+        self.known.extend(now.keys().cloned());
         let mut count = 0;
         for (uid, wanted) in &self.wanted {
             if *wanted && now.get(uid) != Some(&true) {
@@ -185,6 +188,12 @@ impl Ledger {
             )),
             None => Err(Violation::new("delete-without-ground", format!("{name} is the site's own"))),
         }
+    }
+
+    /// Whether it bears the mark of something that the hub never had.
+    pub(super) fn is_mismarked(&self, object: &Value) -> bool {
+        let source_uid = object["metadata"]["annotations"][SOURCE_UID].as_str();
+        source_uid.is_some_and(|source_uid| !self.known.contains(source_uid))
     }
 
     pub(super) fn is_withdrawn(&self, source_uid: &str) -> bool {

@@ -1300,8 +1300,8 @@ impl World {
                 if let Ok(object) = store.get(resource, namespace, name)
                     && !object.is_terminating()
                 {
-                    if told && side == Side::Edge {
-                        self.checker.delete(side, resource, object.value())?;
+                    if told {
+                        self.checker.delete_by_model(side, resource, object.value())?;
                     }
                     self.counters.add("deletes_by_model", 1);
                 }

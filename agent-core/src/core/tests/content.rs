@@ -66,6 +66,52 @@ fn pair(target: &str, r#type: &str) -> (String, String) {
 }
 
 #[test]
+fn a_go_agent_is_told_only_of_ends_of_what_it_has() {
+    // It deletes by name alone, also what is the site's own.
+    let end = |rig: &mut Rig| {
+        see(rig, PROJECT, "p", &project("u", 2, "other-*"));
+        told(&rig.frames())
+    };
+    let mut rig = Rig::hub(&[]);
+    see(&mut rig, PROJECT, "p", &project("u", 1, "agent-*"));
+    rig.connect_go();
+    rig.answer(&project("u", 1, "agent-*"));
+    assert!(told(&rig.frames()).contains(&pair("appproject", "create")));
+    rig.core.disconnected(rig.now);
+    rig.connect_go();
+    // Sent, but not known to have arrived: it is asked what it has.
+    assert_eq!(end(&mut rig), [pair("resourceResync", "request-resource-resync")]);
+    let resource = SyncedResource {
+        name: "p".into(),
+        namespace: "argocd".into(),
+        uid: "u".into(),
+        kind: "AppProject".into(),
+    };
+    let request = RequestUpdate { resource, checksum: Some(vec![1]) }.encode();
+    let request = core::str::from_utf8(&request).unwrap();
+    send(&mut rig, Target::ResourceResync, Type::RequestUpdate, "r-1", request);
+    rig.answer(&project("u", 2, "other-*"));
+    let frames = rig.frames();
+    assert!(told(&frames).contains(&pair("appproject", "delete")), "{frames:?}");
+
+    // What it has acknowledged goes at once; to ours, which knows its own, everything does.
+    let mut rig = Rig::hub(&[]);
+    see(&mut rig, PROJECT, "p", &project("u", 1, "agent-*"));
+    rig.connect_go();
+    rig.answer(&project("u", 1, "agent-*"));
+    rig.acknowledge();
+    assert_eq!(end(&mut rig), [pair("appproject", "delete")]);
+    let mut rig = Rig::hub(&[]);
+    see(&mut rig, PROJECT, "p", &project("u", 1, "agent-*"));
+    rig.connect();
+    rig.answer(&project("u", 1, "agent-*"));
+    rig.frames();
+    rig.core.disconnected(rig.now);
+    rig.connect();
+    assert!(end(&mut rig).contains(&pair("appproject", "delete")));
+}
+
+#[test]
 fn a_project_goes_to_whom_it_admits_as_that_site_needs_it() {
     let mut rig = quiet(Rig::hub(&[]));
     see(&mut rig, PROJECT, "p", &project("u", 1, "other-*"));

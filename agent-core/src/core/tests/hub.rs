@@ -24,6 +24,28 @@ fn settle(rig: &mut Rig, objects: &[&str]) {
     rig.notes();
 }
 
+/// The agent says that it has this object.
+fn said(rig: &mut Rig, uid: &str, app: &str) {
+    let checksum = spec_checksum(Kind::Application, app.as_bytes()).unwrap().to_vec();
+    let resource = SyncedResource {
+        name: "app".into(),
+        namespace: "argocd".into(),
+        uid: uid.into(),
+        kind: "Application".into(),
+    };
+    let request = RequestUpdate { resource, checksum: Some(checksum) }.encode();
+    rig.event_with(Type::RequestUpdate, core::str::from_utf8(&request).unwrap(), "r-1", "");
+}
+
+/// The same as [`settle`], with a Go agent that has the object.
+fn settle_go(rig: &mut Rig, app: &str) {
+    rig.connect_go();
+    rig.answer(app);
+    rig.acknowledge();
+    said(rig, "h-1", app);
+    settle(rig, &[app]);
+}
+
 fn status_update(source: &str, more: &str) -> String {
     site_app_with("l-1", 50, source, "a", "", more)
 }
@@ -280,8 +302,7 @@ fn nothing_with_a_new_uid_before_the_delete_of_the_old_one_is_acknowledged() {
 fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
     let app = hub_app("h-1", 5, "a");
     let mut rig = Rig::hub(&[&app]);
-    rig.connect_go();
-    settle(&mut rig, &[&app]);
+    settle_go(&mut rig, &app);
     rig.core.disconnected(rig.now);
     rig.see_gone(&hub_app("h-1", 6, "a"));
     rig.see(&hub_app("h-2", 7, "b"));
@@ -309,8 +330,7 @@ fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
 fn what_a_go_agent_never_takes_is_repeated_less_and_less() {
     let app = hub_app("h-1", 5, "a");
     let mut rig = Rig::hub(&[&app]);
-    rig.connect_go();
-    settle(&mut rig, &[&app]);
+    settle_go(&mut rig, &app);
     rig.core.disconnected(rig.now);
     rig.see_gone(&hub_app("h-1", 6, "a"));
     rig.see(&hub_app("h-2", 7, "b"));
@@ -329,6 +349,31 @@ fn what_a_go_agent_never_takes_is_repeated_less_and_less() {
     assert!(creates[0] >= 8, "{creates:?}");
     assert!(creates[1..].iter().all(|count| (0..=2).contains(count)), "{creates:?}");
     assert!(creates[1..].iter().sum::<usize>() >= 12, "{creates:?}");
+}
+
+#[test]
+fn what_a_go_agent_says_it_has_is_not_repeated() {
+    let app = hub_app("h-1", 5, "a");
+    let creates = |uid: Option<&str>| {
+        let mut rig = Rig::hub(&[&app]);
+        rig.connect_go();
+        let mut creates = 0;
+        for second in 0..200 {
+            rig.answer(&app);
+            for frame in rig.frames() {
+                creates += usize::from(frame.r#type == "create");
+                rig.ack(&frame);
+            }
+            if let (3, Some(uid)) = (second, uid) {
+                said(&mut rig, uid, &app);
+            }
+            rig.advance(Duration::from_secs(1));
+        }
+        creates
+    };
+    assert_eq!(creates(Some("h-1")), 1);
+    assert!(creates(None) > 3, "it may have been dropped, also by a process before this one");
+    assert!(creates(Some("h-0")) > 3);
 }
 
 #[test]
@@ -366,8 +411,7 @@ fn a_go_agent_that_made_a_copy_of_an_ending_object_is_told_again() {
     let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
     let app = hub_app_with("h-1", 5, "a", ending, "");
     let mut rig = Rig::hub(&[&app]);
-    rig.connect_go();
-    settle(&mut rig, &[&app]);
+    settle_go(&mut rig, &app);
     // Of another object it says nothing, and one that ends there knows.
     rig.event(Type::StatusUpdate, &status_update("h-0", ""));
     let ends = site_app_with("l-1", 50, "h-1", "a", r#","deletionTimestamp":"2026-01-01T00:00:00Z""#, "");
@@ -599,8 +643,7 @@ fn an_operation_that_a_go_agent_reported_over_before_its_acknowledgement_is_clea
     let operation = r#","operation":{"sync":{}}"#;
     let app = hub_app("h-1", 5, "a");
     let mut rig = Rig::hub(&[&app]);
-    rig.connect_go();
-    settle(&mut rig, &[&app]);
+    settle_go(&mut rig, &app);
     rig.see(&hub_app_with("h-1", 6, "a", "", operation));
     let sent = rig.frames().remove(0);
     rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
