@@ -635,13 +635,17 @@ impl Agent {
 
     async fn create_application(&self, key: &Key, mut incoming: Value) -> Result<(), Class> {
         let kind = Kind::Application;
+        let source_uid = annotation(&incoming, SOURCE_UID).unwrap_or_else(|| uid_of(&incoming)).to_owned();
         if self.is_managed(kind, &key.name) {
             self.desk.count("model_discarded_creates");
+            if self.cached(kind, &source_uid).is_some() {
+                // Its copy was deleted here and comes back as it was.
+                self.lapse(kind, &key.name, "discarded-update", Until::Round);
+            }
             return Err(Class::Discarded);
         }
         remove_annotation(&mut incoming, LAST_APPLIED);
         to_in_cluster(&mut incoming);
-        let source_uid = annotation(&incoming, SOURCE_UID).unwrap_or_else(|| uid_of(&incoming)).to_owned();
         self.cache(kind, &source_uid, &incoming);
         self.post_application(key, incoming).await
     }
