@@ -86,7 +86,7 @@ fn an_application_arrives() {
     assert_eq!(headers[agent_core::peer::HEADER], ours);
     assert!(headers["user-agent"].to_str().unwrap().starts_with("argocd-agent-lite/"));
 
-    let list = api.wait("a list", |asked| is_list(asked));
+    let list = api.wait("a list", is_list);
     assert_eq!(
         list.path,
         "/apis/argoproj.io/v1alpha1/namespaces/argocd/applications?labelSelector=argocd-agent.argoproj-labs.io%2Fignore-sync%21%3Dtrue&limit=100"

@@ -211,11 +211,6 @@ impl Checker {
         self.refused.insert(name.to_owned(), now);
     }
 
-    /// A principal of the reference clears an operation with any status (docs/reference.md, "status-clears").
-    const fn promises_operations(&self) -> bool {
-        !matches!(self.pairing, Pairing::ModelOurs(_))
-    }
-
     fn may_be_given_up(&self, hub_uid: &str, name: &str, asked: Instant) -> bool {
         self.deleted.contains(hub_uid)
             || self.estranged.contains(name)
@@ -339,7 +334,7 @@ impl Checker {
         object: &Value,
     ) -> Result<(), Violation> {
         if side == Side::Hub || (resource != Resource::Application && self.ledger.is_mismarked(object)) {
-            // What the reference brings back it may mark with the UID that it had here (docs/reference.md, "mismarked").
+            // What the reference brings back it may mark with the UID that it had here.
             return Ok(());
         }
         self.delete(side, resource, object)
@@ -398,7 +393,7 @@ impl Checker {
         if self.pairing == Pairing::OursOurs {
             return difference(hub, edge, with_metadata);
         }
-        // What passes through the reference's typed structs gets empty members (docs/reference.md, "Objects").
+        // What passes through the reference's typed structs gets empty members.
         difference(&without_empty(hub), &without_empty(edge), with_metadata)
     }
 
@@ -407,7 +402,6 @@ impl Checker {
         for (id, operation) in &self.operations {
             if operation.reached == 0
                 && !operation.lapsed
-                && self.promises_operations()
                 && !self.may_be_given_up(&operation.hub_uid, &operation.name, operation.set)
             {
                 let text = format!("operation {id} of {} never reached the site", operation.name);

@@ -56,7 +56,7 @@ pub enum Ask {
 pub struct Lapse {
     pub kind: Kind,
     pub name: String,
-    /// Its name in docs/reference.md, "Lapses".
+    /// Its name.
     pub rule: &'static str,
     pub until: Until,
 }
@@ -107,10 +107,6 @@ pub trait Half {
     /// Objects whose deletion it holds until a person confirms it.
     fn take_held(&mut self) -> Vec<Key>;
     fn counters(&self) -> Counters;
-    /// Whether it wants the stream to be opened anew; once for each time.
-    fn poll_reopen(&mut self) -> bool {
-        false
-    }
     /// Counts of its own, for a foreign half.
     fn exercised(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
@@ -348,9 +344,5 @@ impl Half for CoreHalf {
 
     fn counters(&self) -> Counters {
         self.core.counters()
-    }
-
-    fn poll_reopen(&mut self) -> bool {
-        self.core.poll_reopen()
     }
 }

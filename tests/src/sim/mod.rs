@@ -289,7 +289,6 @@ pub const COUNTERS: &[&str] = &[
     "recreates",
     "refreshes",
     "refused",
-    "reopened",
     "resent",
     "resyncs",
     "reverted",

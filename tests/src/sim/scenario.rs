@@ -180,8 +180,6 @@ pub enum Family {
     Drift,
     /// Our principal with an agent of the reference; the steps are those of the families above in turn.
     RModel,
-    /// A principal of the reference with our agent, likewise.
-    ModelR,
 }
 
 /// Which halves sit where, the hub's first.
@@ -189,7 +187,6 @@ pub enum Family {
 pub enum Pairing {
     OursOurs,
     OursModel(Version),
-    ModelOurs(Version),
 }
 
 impl Pairing {
@@ -198,14 +195,13 @@ impl Pairing {
         match self {
             Self::OursOurs => None,
             Self::OursModel(_) => Some(Side::Edge),
-            Self::ModelOurs(_) => Some(Side::Hub),
         }
     }
 }
 
 impl Family {
-    pub const ALL: [Self; 7] =
-        [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift, Self::RModel, Self::ModelR];
+    pub const ALL: [Self; 6] =
+        [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift, Self::RModel];
     /// Those of our own pair, by what they emphasise.
     const STEPS: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
 
@@ -217,7 +213,6 @@ impl Family {
             Self::Api => "api",
             Self::Drift => "drift",
             Self::RModel => "r-model",
-            Self::ModelR => "model-r",
         }
     }
 
@@ -226,7 +221,6 @@ impl Family {
         let version = if turn(seed).is_multiple_of(2) { Version::Head } else { Version::V0_9_0 };
         match self {
             Self::RModel => Pairing::OursModel(version),
-            Self::ModelR => Pairing::ModelOurs(version),
             _ => Pairing::OursOurs,
         }
     }
@@ -234,7 +228,7 @@ impl Family {
     /// The family whose steps are played.
     const fn steps(self, seed: u64) -> Self {
         match self {
-            Self::RModel | Self::ModelR => Self::STEPS[(turn(seed) / 2 % 5) as usize],
+            Self::RModel => Self::STEPS[(turn(seed) / 2 % 5) as usize],
             own => own,
         }
     }
@@ -247,7 +241,7 @@ impl Family {
     /// unmark, local, squat, health.
     const fn weights(self) -> [u64; 14] {
         match self {
-            Self::Mixed | Self::RModel | Self::ModelR => [14, 20, 6, 16, 4, 6, 8, 5, 8, 4, 2, 1, 2, 8],
+            Self::Mixed | Self::RModel => [14, 20, 6, 16, 4, 6, 8, 5, 8, 4, 2, 1, 2, 8],
             Self::Deletes => [26, 10, 3, 6, 1, 2, 20, 16, 4, 6, 2, 1, 4, 4],
             Self::Operations => [10, 8, 3, 40, 12, 14, 4, 3, 2, 2, 1, 1, 1, 4],
             Self::Api => [14, 22, 6, 14, 3, 5, 8, 5, 6, 4, 1, 1, 2, 8],

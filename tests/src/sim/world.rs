@@ -499,11 +499,6 @@ impl World {
             self.after(delay, Due::Call { side, incarnation, call });
         }
         let to = side.other();
-        if self.stations[side.index()].half.as_mut().is_some_and(|half| half.poll_reopen()) {
-            self.count("reopened");
-            let (hub, edge) = (self.millis(10, 100), self.millis(1, 10));
-            self.lose_stream(hub, edge);
-        }
         loop {
             let station = &mut self.stations[side.index()];
             if station.stream == 0 {

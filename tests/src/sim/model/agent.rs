@@ -1,4 +1,4 @@
-//! A managed agent of the reference (docs/reference.md, "The agent").
+//! A managed agent of the reference.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -376,8 +376,8 @@ impl Agent {
                     self.application_changed(&object).await;
                 }
             }
-            (Kind::Application, News::Changed(_, object)) => self.application_changed(&object).await,
-            (_, News::Changed(_, object)) => self.content_changed(kind, &object).await,
+            (Kind::Application, News::Changed(object)) => self.application_changed(&object).await,
+            (_, News::Changed(object)) => self.content_changed(kind, &object).await,
             (_, News::Gone(object)) => self.gone(kind, &object).await,
         }
     }

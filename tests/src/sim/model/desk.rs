@@ -40,7 +40,7 @@ impl Failure {
         self.reason == "Conflict"
     }
 
-    /// Whether an event that ended so is left without an acknowledgement (docs/reference.md, "Acknowledgements").
+    /// Whether an event that ended so is left without an acknowledgement.
     pub(super) fn is_retryable(&self) -> bool {
         self.code == 0
             || matches!(

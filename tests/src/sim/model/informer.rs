@@ -1,4 +1,4 @@
-//! Lists and watches as the reference does them (docs/reference.md, "Lists and watches").
+//! Lists and watches as the reference does them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,7 +18,7 @@ use crate::sim::half::{Lapse, Until};
 pub(super) enum News {
     Added(Rc<Value>),
     /// The state before and after.
-    Changed(Rc<Value>, Rc<Value>),
+    Changed(Rc<Value>),
     Gone(Rc<Value>),
 }
 
@@ -167,7 +167,7 @@ impl Informer {
         let old = self.store.borrow_mut().insert(name_of(&object).to_owned(), object.clone());
         let admitted = (self.admits)(&object);
         let news = match old.filter(|old| (self.admits)(old)) {
-            Some(old) if admitted => News::Changed(old, object),
+            Some(_) if admitted => News::Changed(object),
             Some(old) => News::Gone(old),
             None if admitted => News::Added(object),
             None => return,

@@ -1,6 +1,6 @@
 //! Models of the reference's halves, so that ours are run against what they will meet, its defects included.
 //!
-//! They are written from our notes (docs/reference.md, docs/protocol.md) and held to the recorded vectors, never from anybody's code. They
+//! They are written from docs/protocol.md and held to the recorded vectors, never from anybody's code. They
 //! take the seat of a half: the simulator does not know the difference.
 
 mod agent;
@@ -44,7 +44,6 @@ pub enum Policy {
 pub(super) enum Class {
     Ok,
     Discarded,
-    NotAllowed,
     Error,
     Retryable,
 }
@@ -54,7 +53,7 @@ impl Class {
         match self {
             Self::Ok => "model_done",
             Self::Discarded => "model_discarded",
-            Self::NotAllowed | Self::Error => "model_acked_failures",
+            Self::Error => "model_acked_failures",
             Self::Retryable => "model_unacked_failures",
         }
     }

@@ -1,4 +1,4 @@
-//! The way out: a bounded queue, and behind it the event writer (docs/reference.md, "Sending").
+//! The way out: a bounded queue, and behind it the event writer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -44,10 +44,6 @@ impl Event {
             sent_at: None,
             ack: None,
         }
-    }
-
-    pub(super) fn by(self, principal_uid: &str) -> Self {
-        Self { principal_uid: Some(principal_uid.to_owned()), ..self }
     }
 
     /// An event with an id of its own.

@@ -119,7 +119,7 @@ fn class(word: &Value) -> Class {
     match word.as_str() {
         Some("ok") => Class::Ok,
         Some("discarded") => Class::Discarded,
-        Some("not-allowed") => Class::NotAllowed,
+        Some("not-allowed") => Class::Error,
         Some("error") => Class::Error,
         Some("retryable") => Class::Retryable,
         other => panic!("unknown class {other:?}"),
@@ -250,7 +250,7 @@ fn agent_callback(case: &Value) -> Result<(), String> {
     }
     let news = match case["informer"].as_str() {
         Some("add") => News::Added(new),
-        Some("update") => News::Changed(Rc::new(case["old"].clone()), new),
+        Some("update") => News::Changed(new),
         _ => News::Gone(new),
     };
     let handler = agent.clone();

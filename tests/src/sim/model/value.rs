@@ -50,8 +50,7 @@ pub(super) fn phase_of(application: &Value) -> &str {
     application["status"]["operationState"]["phase"].as_str().unwrap_or_default()
 }
 
-/// An Application as the typed struct has it: what is a struct there is always present, what is an empty map or list never is
-/// (docs/reference.md, "Objects").
+/// An Application as the typed struct has it: what is a struct there is always present, what is an empty map or list never is.
 pub(super) fn typed(application: &Value) -> Value {
     let mut object = application.clone();
     for member in ["labels", "annotations", "finalizers", "ownerReferences"] {
