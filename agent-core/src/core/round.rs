@@ -3,7 +3,8 @@
 
 use core::time::Duration;
 
-use super::outbox::{Control, ControlStage};
+use super::outbox::{Control, ControlStage, Want};
+use super::slot::Slot;
 use super::{Core, Role};
 use crate::checksum::fingerprint;
 use crate::event::ResyncDigest;
@@ -74,6 +75,11 @@ impl Core {
             let failed = core::mem::take(&mut self.rounds.last_failed);
             self.rounds.failed = if failed { self.rounds.failed.saturating_add(1) } else { 0 };
             self.outbox.controls[Control::Digest as usize] = ControlStage::Wanted;
+            // An answer that was lost although its question was acknowledged is asked for again.
+            let asks = |slot: &Slot| slot.operation.as_ref().is_some_and(|asked| asked.what.hub_asked);
+            for id in self.ids_where(asks) {
+                self.want(id, Want::Verify);
+            }
         } else {
             self.compare_everything();
             // A Go principal mends repositories and projects only when a stream begins.

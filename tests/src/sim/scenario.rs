@@ -203,7 +203,7 @@ impl Family {
     pub const ALL: [Self; 6] =
         [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift, Self::RModel];
     /// Those of our own pair, by what they emphasise.
-    const STEPS: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
+    pub const STEPS: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
 
     pub const fn as_str(self) -> &'static str {
         match self {
