@@ -61,7 +61,7 @@ pub fn exists(
 ) -> Result<Step, Malformed> {
     let view = ObjectView::parse(incoming).map_err(|_| Malformed)?;
     let Some(existing) = existing else {
-        return create_body(kind, incoming, &view, namespace).map(Step::Create);
+        return create_body(kind, incoming, namespace).map(Step::Create);
     };
     let in_place = match existing.source_uid() {
         Some(uid) if uid == view.uid => true,
@@ -73,7 +73,7 @@ pub fn exists(
     if in_place {
         Ok(update_patch(kind, existing, &view)?.map_or(Step::Nothing, Step::Patch))
     } else {
-        create_body(kind, incoming, &view, namespace).map(Step::Recreate)
+        create_body(kind, incoming, namespace).map(Step::Recreate)
     }
 }
 
@@ -87,25 +87,32 @@ pub fn gone(existing: Option<&ObjectView<'_>>, managed: bool, source_uid: &str) 
     }
 }
 
-fn create_body(
+/// Body of the POST that brings the hub's object to its site.
+pub(crate) fn create_body(kind: Kind, incoming: &[u8], namespace: &str) -> Result<Vec<u8>, Malformed> {
+    let view = ObjectView::parse(incoming).map_err(|_| Malformed)?;
+    copy_body(kind, incoming, &view, namespace, &annotations(&view)?)
+}
+
+fn copy_body(
     kind: Kind,
-    incoming: &[u8],
+    object: &[u8],
     view: &ObjectView<'_>,
     namespace: &str,
+    annotations: &StringMap<'_>,
 ) -> Result<Vec<u8>, Malformed> {
-    let mut out = Vec::with_capacity(incoming.len() + 128);
-    let mut object = ObjectWriter::new(&mut out);
-    object.string("apiVersion", kind.api_version());
-    object.string("kind", kind.object_kind());
-    push_copy_metadata(object.key("metadata"), view, namespace, &annotations(view)?);
-    for (name, value) in json::members(incoming).map_err(|_| Malformed)? {
+    let mut out = Vec::with_capacity(object.len() + 128);
+    let mut writer = ObjectWriter::new(&mut out);
+    writer.string("apiVersion", kind.api_version());
+    writer.string("kind", kind.object_kind());
+    push_copy_metadata(writer.key("metadata"), view, namespace, annotations);
+    for (name, value) in json::members(object).map_err(|_| Malformed)? {
         let ours = matches!(&*name, "apiVersion" | "kind" | "metadata" | "status");
         // A null member means "absent" and may be refused by the schema.
         if !ours && value != b"null" {
-            object.raw(&name, value);
+            writer.raw(&name, value);
         }
     }
-    object.end();
+    writer.end();
     Ok(out)
 }
 
@@ -146,12 +153,47 @@ fn update_patch(
     Ok(patch.finish())
 }
 
-/// The member that [`Kind::member`] names.
-fn part<'a>(kind: Kind, view: &ObjectView<'a>) -> Option<&'a [u8]> {
+/// The member that [`Kind::member`] names. Empty data is none: an API server does not keep it.
+pub(crate) fn part<'a>(kind: Kind, view: &ObjectView<'a>) -> Option<&'a [u8]> {
     match kind {
         Kind::Application | Kind::AppProject => view.spec,
-        Kind::Repository | Kind::GpgKey => view.data,
+        Kind::Repository | Kind::GpgKey => view.data.filter(|data| !json::same(data, b"{}")),
     }
+}
+
+/// Why an object of this kind is none that either half carries; `None`: it is one.
+///
+/// It guards both ways: what the hub may send, and what a site takes, so that no event can write any other Secret or ConfigMap.
+pub fn objection(kind: Kind, object: &ObjectView<'_>) -> Option<&'static str> {
+    match kind {
+        Kind::Application | Kind::AppProject if object.spec.is_none() => Some("the object has no spec"),
+        Kind::Repository
+            if !matches!(object.label(SECRET_TYPE).as_deref(), Some("repository" | "repo-creds")) =>
+        {
+            Some("the Secret is not labelled as a repository")
+        }
+        Kind::Repository if part(kind, object).is_none() => Some("the Secret has no data"),
+        Kind::GpgKey if object.name != GPG_KEYS => Some("the ConfigMap is not the one with GPG keys"),
+        _ => None,
+    }
+}
+
+/// Body of the POST that brings back a copy which somebody deleted on the site: its last state, with what the hub said last.
+pub(crate) fn recreate_body(
+    kind: Kind,
+    last: &[u8],
+    hub_part: Option<&[u8]>,
+    source_uid: &str,
+) -> Result<Vec<u8>, Malformed> {
+    let view = ObjectView::parse(last).map_err(|_| Malformed)?;
+    let mut annotations = string_map(view.annotations)?;
+    annotations.insert(SOURCE_UID.into(), source_uid.into());
+    let last = match hub_part {
+        Some(part) => json::set_member(last, kind.member(), part),
+        None => json::remove_member(last, kind.member()),
+    }
+    .map_err(|_| Malformed)?;
+    copy_body(kind, &last, &view, &view.namespace, &annotations)
 }
 
 fn finalizers<'a>(view: &ObjectView<'a>) -> Result<Vec<alloc::borrow::Cow<'a, str>>, Malformed> {
@@ -176,6 +218,11 @@ pub fn moves<'a>(before: &[&'a str], after: &[&'a str]) -> (Vec<&'a str>, Vec<&'
         before.iter().filter(|agent| !now.contains_key(*agent)).map(|agent| (*agent, ())).collect();
     (lost.into_keys().collect(), now.into_keys().collect())
 }
+
+/// Label that tells what a Secret of Argo CD's is for.
+pub const SECRET_TYPE: &str = "argocd.argoproj.io/secret-type";
+/// Name of the ConfigMap with GPG keys.
+pub const GPG_KEYS: &str = "argocd-gpg-keys-cm";
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use core::fmt;
 use crate::checksum::{self, ChecksumError, Subtree};
 use crate::json::{self, ObjectWriter};
 use crate::object::{NAMESPACE_REMAPPED, ObjectError, ObjectView};
+use crate::request::Kind;
 
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:expr,)* }) => {
@@ -64,6 +65,23 @@ words! {
     }
 }
 
+impl Target {
+    /// What an event about an object of this kind says.
+    pub const fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Application => Self::Application,
+            Kind::AppProject => Self::AppProject,
+            Kind::Repository => Self::Repository,
+            Kind::GpgKey => Self::GpgKey,
+        }
+    }
+
+    /// Inverse of [`Target::of`]; `None`: it is not about an object that is kept equal on both sides.
+    pub fn kind(self) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| Self::of(*kind) == self)
+    }
+}
+
 words! {
     /// The event types with a name of their own: the CloudEvents attribute `type`.
     Type {
@@ -95,6 +113,8 @@ words! {
         RequestUpdate = "io.argoproj.argocd-agent.event.request-update",
         /// Asks the peer to check everything it has.
         RequestResourceResync = "io.argoproj.argocd-agent.event.request-resource-resync",
+        /// One digest over everything that the sender has of the peer: equal digests settle a resync round. Between our halves only.
+        ResyncDigest = "io.argoproj.argocd-agent.event.resync-digest",
         /// Answer to a live request.
         Response = "io.argoproj.argocd-agent.event.response",
         /// Opens a terminal.
@@ -333,6 +353,36 @@ impl SyncedResourceList {
     /// Reads a body.
     pub fn decode(body: &[u8]) -> Result<Self, BodyError> {
         Ok(Self { checksum: bytes_field(body, "checksum")? })
+    }
+}
+
+/// Body of `resync-digest`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ResyncDigest {
+    /// Sum of the fingerprints of the objects.
+    pub digest: u64,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl ResyncDigest {
+    /// Counts one object in.
+    pub fn add(&mut self, fingerprint: u64) {
+        self.digest = self.digest.wrapping_add(fingerprint);
+        self.count += 1;
+    }
+
+    /// The body as JSON.
+    pub fn encode(&self) -> Vec<u8> {
+        alloc::format!(r#"{{"digest":"{:016x}","count":"{}"}}"#, self.digest, self.count).into_bytes()
+    }
+
+    /// Reads a body.
+    pub fn decode(body: &[u8]) -> Result<Self, BodyError> {
+        let [digest, count] = strings(body, ["digest", "count"])?;
+        let digest = u64::from_str_radix(&digest, 16).map_err(|_| BodyError::Field("digest"))?;
+        let count = count.parse().map_err(|_| BodyError::Field("count"))?;
+        Ok(Self { digest, count })
     }
 }
 

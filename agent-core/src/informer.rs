@@ -20,6 +20,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::backoff::{Backoff, Policy};
+use crate::content::GPG_KEYS;
 use crate::rand::Rng;
 use crate::request::{Key, Kind, Status, is_dns_subdomain};
 use crate::time::Instant;
@@ -31,13 +32,28 @@ pub struct Config {
     pub kind: Kind,
     /// One namespace, or all.
     pub namespace: Option<Box<str>>,
-    /// Label selector, not encoded; may be empty.
+    /// Label selector, not encoded; may be empty. See [`selector`]. What a kind requires is added.
     pub label_selector: Box<str>,
     /// Objects in a page of a list.
     pub page_size: u32,
     /// Whether to ask for streamed lists.
     pub streaming_lists: bool,
 }
+
+/// The label selector of everything that either half lists: what a user excluded is left out, and what a further selector of
+/// the user's, which may be empty, does not admit.
+pub fn selector(user: &str) -> String {
+    let mut selector = String::from(NOT_IGNORED);
+    if !user.is_empty() {
+        selector.push(',');
+        selector.push_str(user);
+    }
+    selector
+}
+
+const NOT_IGNORED: &str = "argocd-agent.argoproj-labs.io/ignore-sync!=true";
+/// Of all Secrets only these: nobody else's credentials pass through either half.
+const REPOSITORY_SECRETS: &str = "argocd.argoproj.io/secret-type in (repository,repo-creds)";
 
 /// The machine for one kind.
 #[derive(Debug)]
@@ -86,9 +102,20 @@ impl Informer {
         path.push('/');
         path.push_str(self.config.kind.plural());
         path.push('?');
-        if !self.config.label_selector.is_empty() {
+        let secrets = if self.config.kind == Kind::Repository { REPOSITORY_SECRETS } else { "" };
+        if !(self.config.label_selector.is_empty() && secrets.is_empty()) {
             path.push_str("labelSelector=");
             push_encoded(&mut path, &self.config.label_selector);
+            if !self.config.label_selector.is_empty() && !secrets.is_empty() {
+                push_encoded(&mut path, ",");
+            }
+            push_encoded(&mut path, secrets);
+            path.push('&');
+        }
+        if self.config.kind == Kind::GpgKey {
+            path.push_str("fieldSelector=");
+            push_encoded(&mut path, "metadata.name=");
+            push_encoded(&mut path, GPG_KEYS);
             path.push('&');
         }
         let timeout = WATCH_SECONDS + rng.below(WATCH_SECONDS);
@@ -462,7 +489,7 @@ impl fmt::Display for Note {
                         f.write_str(match status.code {
                             400 => "; check --label-selector",
                             401 => "; the API server does not accept this identity: check the token or client certificate",
-                            403 => "; the agent's Role must allow get, list and watch",
+                            403 => "; the Role must allow get, list and watch",
                             404 => "; is Argo CD's CustomResourceDefinition installed?",
                             _ => "",
                         })?;
@@ -929,6 +956,32 @@ mod tests {
     }
 
     #[test]
+    fn each_kind_is_asked_for_no_more_than_it_is() {
+        for (kind, expected) in [
+            (Kind::AppProject, "/apis/argoproj.io/v1alpha1/namespaces/n/appprojects?labelSelector=a&limit=2"),
+            (
+                Kind::Repository,
+                "/api/v1/namespaces/n/secrets?labelSelector=a%2Cargocd.argoproj.io%2Fsecret-type%20in%20%28repository%2Crepo-creds%29&limit=2",
+            ),
+            (
+                Kind::GpgKey,
+                "/api/v1/namespaces/n/configmaps?labelSelector=a&fieldSelector=metadata.name%3Dargocd-gpg-keys-cm&limit=2",
+            ),
+        ] {
+            let mut informer = Informer::new(Config {
+                kind,
+                namespace: Some("n".into()),
+                label_selector: "a".into(),
+                page_size: 2,
+                streaming_lists: false,
+            });
+            informer.handle_timeout(Instant::ZERO, &mut Rng::new(1));
+            assert_eq!(informer.poll_fetch(&mut Rng::new(1)).expect("a list").path, expected);
+        }
+        assert_eq!(selector("x=y"), "argocd-agent.argoproj-labs.io/ignore-sync!=true,x=y");
+    }
+
+    #[test]
     fn pages_then_a_watch() {
         let mut rig = Rig::new(false);
         rig.wait();
@@ -1206,7 +1259,7 @@ mod tests {
         let text = rig.informer.poll_note().expect("a note").to_string();
         assert!(
             text.starts_with(
-                "cannot list applications in namespace argocd: 403 Forbidden: no; the agent's Role must allow get, list and watch; next attempt in "
+                "cannot list applications in namespace argocd: 403 Forbidden: no; the Role must allow get, list and watch; next attempt in "
             ),
             "{text}"
         );

@@ -22,6 +22,7 @@ pub mod peer;
 pub mod project;
 pub mod rand;
 pub mod request;
+pub mod router;
 pub mod session;
 pub mod time;
 pub mod transform;

@@ -16,6 +16,8 @@ pub struct Peer {
     pub version: Box<str>,
     /// Identity of the process; empty for a Go peer.
     pub instance: Box<str>,
+    /// Namespace of its Argo CD, as Authenticate said; empty if it did not. Not part of [`HEADER`].
+    pub namespace: Box<str>,
     /// How Applications are mapped to agents; `None` if the peer did not say.
     pub mapping: Option<Mapping>,
     /// What it can do that a Go peer cannot.
@@ -140,7 +142,7 @@ pub struct Capabilities(u8);
 
 impl Capabilities {
     /// What this half has and may say: only what is built.
-    pub const OURS: Self = Self(0);
+    pub const OURS: Self = Self(1 << Capability::O1Resync as u8);
 
     /// The same set and `capability`.
     pub const fn with(self, capability: Capability) -> Self {
@@ -181,6 +183,7 @@ mod tests {
         let peer = Peer {
             version: "0.1.0".into(),
             instance: "7c9e6679-7425-40de-944b-e07fc1f90ae7".into(),
+            namespace: "".into(),
             mapping: Some(Mapping::Destination),
             capabilities: Capabilities::default().with(Capability::Bodies).with(Capability::O1Resync),
         };

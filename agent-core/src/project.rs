@@ -50,7 +50,7 @@ pub fn for_agent(project: &[u8], agent: &str, view: SiteView) -> Result<Vec<u8>,
     edit_spec(project, |spec| site_spec(spec, agent, view))
 }
 
-fn site_spec(spec: &[u8], agent: &str, view: SiteView) -> Result<Vec<u8>, Malformed> {
+pub(crate) fn site_spec(spec: &[u8], agent: &str, view: SiteView) -> Result<Vec<u8>, Malformed> {
     let mut out = Vec::with_capacity(spec.len() + 64);
     let mut writer = ObjectWriter::new(&mut out);
     for (key, value) in json::members(spec).map_err(|_| Malformed)? {

@@ -85,6 +85,28 @@ impl Kind {
     }
 }
 
+/// A set of kinds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Kinds(u8);
+
+impl Kinds {
+    pub(crate) fn set(&mut self, kind: Kind, present: bool) {
+        if present {
+            self.0 |= 1 << kind as u8;
+        } else {
+            self.0 &= !(1 << kind as u8);
+        }
+    }
+
+    pub(crate) const fn has(self, kind: Kind) -> bool {
+        self.0 & 1 << kind as u8 != 0
+    }
+
+    pub(crate) fn is_all(self) -> bool {
+        Kind::ALL.into_iter().all(|kind| self.has(kind))
+    }
+}
+
 /// Names one object on this side's API server.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -169,6 +191,8 @@ pub enum Verb {
     Get,
     /// POST to the collection, `fieldManager=argocd-agent`.
     Create(Vec<u8>),
+    /// POST of a bare Namespace with the name of the key's namespace.
+    CreateNamespace,
     /// PATCH the object with `application/json-patch+json`. The patch replaces `metadata.resourceVersion`
     /// by the version it was made for, so that a concurrent change ends in 409.
     JsonPatch(Vec<u8>),
@@ -180,6 +204,15 @@ pub enum Verb {
 }
 
 impl Verb {
+    /// Body of [`Verb::CreateNamespace`].
+    pub fn namespace_body(name: &str) -> Vec<u8> {
+        let mut body = Vec::with_capacity(name.len() + 80);
+        body.extend_from_slice(br#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"#);
+        crate::json::push_string(&mut body, name);
+        body.extend_from_slice(b"}}");
+        body
+    }
+
     /// Body of the DELETE call, `DeleteOptions` with the UID precondition.
     pub fn delete_options(uid: &str) -> Vec<u8> {
         // A UID comes from an API server but is text all the same: escape it.

@@ -473,6 +473,14 @@ pub fn remapped(application: &[u8]) -> Result<Vec<u8>, Malformed> {
     json::edit(application, &[json::Edit { path, value: Some(br#""true""#) }]).map_err(|_| Malformed)
 }
 
+/// The object with another namespace.
+pub fn in_namespace(object: &[u8], namespace: &str) -> Result<Vec<u8>, Malformed> {
+    let mut value = Vec::with_capacity(namespace.len() + 2);
+    push_string(&mut value, namespace);
+    let edit = json::Edit { path: &["metadata", "namespace"], value: Some(&value) };
+    json::edit(object, &[edit]).map_err(|_| Malformed)
+}
+
 /// Where the hub has the Application that a managed site with destination mapping calls `said`: inverse of [`site_namespace`].
 pub fn hub_namespace<'a>(
     said: &'a str,

@@ -8,6 +8,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use agent_core::glob;
+use agent_core::peer::Mapping;
+
 /// Everything that `main` has to know.
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -51,11 +54,16 @@ pub(crate) struct Options {
     pub(crate) log_level: Vec<String>,
     pub(crate) log_json: bool,
     pub(crate) informer_sync_timeout: Duration,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) status_window: Duration,
     pub(crate) label_selector: String,
     pub(crate) source_uid_mismatch_policy: String,
     pub(crate) on_application_recreate: String,
     pub(crate) adoption_policy: String,
     pub(crate) ignore_unmanaged_apps: bool,
+    pub(crate) mapping: Mapping,
+    pub(crate) create_namespace: bool,
+    pub(crate) allowed_namespaces: Vec<String>,
     pub(crate) kubeconfig: String,
     pub(crate) kubecontext: String,
     /// Environment values that could not be parsed.
@@ -164,7 +172,7 @@ const FLAGS: &[Flag] = &[
     flag("enable-websocket", "ARGOCD_AGENT_ENABLE_WEBSOCKET", Bool, "false", Refused, "gRPC over WebSocket"),
     flag("enable-compression", "ARGOCD_AGENT_ENABLE_COMPRESSION", Bool, "false", Full, "Compress messages with gzip"),
     flag("keep-alive-ping-interval", "ARGOCD_AGENT_KEEP_ALIVE_PING_INTERVAL", Time, "0", Ignored, "HTTP/2 pings; dead peers are found by TCP keepalive instead"),
-    flag("heartbeat-interval", "ARGOCD_AGENT_HEARTBEAT_INTERVAL", Time, "0", Ignored, "Heartbeat events"),
+    flag("heartbeat-interval", "ARGOCD_AGENT_HEARTBEAT_INTERVAL", Time, "0", Full, "Send a sign of life this often; 0 is never"),
     flag("grpc-max-message-size", "ARGOCD_AGENT_GRPC_MAX_MESSAGE_SIZE", Int, "209715200", Full, "Largest message in bytes, both ways"),
     flag("metrics-port", "ARGOCD_AGENT_METRICS_PORT", Int, "8181", Full, "Port of /metrics; 0 is off"),
     flag("healthz-port", "ARGOCD_AGENT_HEALTH_CHECK_PORT", Int, "8001", Full, "Port of /healthz, /livez and /readyz"),
@@ -183,10 +191,10 @@ const FLAGS: &[Flag] = &[
     flag("enable-resource-proxy", "ARGOCD_AGENT_ENABLE_RESOURCE_PROXY", Bool, "true", Ignored, "Answer live resource requests"),
     flag("cache-refresh-interval", "ARGOCD_AGENT_CACHE_REFRESH_INTERVAL", Time, "10s", Ignored, "Period of cluster cache information"),
     flag("informer-sync-timeout", "ARGOCD_AGENT_INFORMER_SYNC_TIMEOUT", Time, "10s", Full, "After this long without a complete list, say so"),
-    flag("buffer-informer-event-interval", "ARGOCD_AGENT_BUFFER_INFORMER_EVENT_INTERVAL", Time, "0", Ignored, "Throttle updates of each Application"),
-    flag("destination-based-mapping", "ARGOCD_AGENT_DESTINATION_BASED_MAPPING", Bool, "false", Refused, "Applications keep their namespace; the destination names the agent"),
-    flag("create-namespace", "ARGOCD_AGENT_CREATE_NAMESPACE", Bool, "false", Refused, "Create missing namespaces (with destination-based mapping)"),
-    flag("allowed-namespaces", "ARGOCD_AGENT_ALLOWED_NAMESPACES", List, "", Ignored, "Further namespaces with Applications"),
+    flag("buffer-informer-event-interval", "ARGOCD_AGENT_BUFFER_INFORMER_EVENT_INTERVAL", Time, "0", Full, "At most one status of each Application in this time; 0 is each at once"),
+    flag("destination-based-mapping", "ARGOCD_AGENT_DESTINATION_BASED_MAPPING", Bool, "false", Full, "Applications keep their namespace; the destination names the agent"),
+    flag("create-namespace", "ARGOCD_AGENT_CREATE_NAMESPACE", Bool, "false", Full, "Create missing namespaces (with destination-based mapping)"),
+    flag("allowed-namespaces", "ARGOCD_AGENT_ALLOWED_NAMESPACES", List, "", Full, "Patterns of further namespaces with Applications (with destination-based mapping)"),
     flag("label-selector", "ARGOCD_AGENT_LABEL_SELECTOR", Text, "", Full, "Only objects with these labels"),
     flag("ignore-unmanaged-apps", "ARGOCD_AGENT_IGNORE_UNMANAGED_APPS", Bool, "false", Full, "Applications that did not come from the principal take no part in a resync"),
     flag("source-uid-mismatch-policy", "ARGOCD_AGENT_SOURCE_UID_MISMATCH_POLICY", Text, "recreate", Full, "recreate or upsert"),
@@ -379,6 +387,15 @@ impl Values {
         if self.duration("buffer-informer-event-interval") < 0 {
             return fatal("--buffer-informer-event-interval must not be below 0".into());
         }
+        let allowed_namespaces: Vec<String> =
+            self.list("allowed-namespaces").into_iter().filter(|pattern| !pattern.is_empty()).collect();
+        if let Some(expression) =
+            allowed_namespaces.iter().find(|pattern| glob::expression(pattern).is_some())
+        {
+            return fatal(format!(
+                "--allowed-namespaces {expression}: this agent understands patterns such as team-*, no regular expressions"
+            ));
+        }
         one_of(
             "source-uid-mismatch-policy",
             self.text("source-uid-mismatch-policy"),
@@ -413,11 +430,20 @@ impl Values {
             log_level: self.list("log-level"),
             log_json,
             informer_sync_timeout,
+            heartbeat_interval: self.period("heartbeat-interval"),
+            status_window: self.period("buffer-informer-event-interval"),
             label_selector: self.text("label-selector").to_owned(),
             source_uid_mismatch_policy: self.text("source-uid-mismatch-policy").to_owned(),
             on_application_recreate: self.text("on-application-recreate").to_owned(),
             adoption_policy: self.text("adoption-policy").to_owned(),
             ignore_unmanaged_apps: self.bool("ignore-unmanaged-apps"),
+            mapping: if self.bool("destination-based-mapping") {
+                Mapping::Destination
+            } else {
+                Mapping::Namespace
+            },
+            create_namespace: self.bool("create-namespace"),
+            allowed_namespaces,
             kubeconfig: self.text("kubeconfig").to_owned(),
             kubecontext: self.text("kubecontext").to_owned(),
             without_effect: self.without_effect(),
@@ -425,6 +451,11 @@ impl Values {
             namespace,
         };
         Ok(options)
+    }
+
+    /// A duration to the millisecond; below 0 is 0.
+    fn period(&self, name: &str) -> Duration {
+        Duration::from_millis(u64::try_from(self.duration(name) / 1_000_000).unwrap_or(0))
     }
 
     /// Settings with a value that asks for something: neutral ones and the defaults ask for nothing.
@@ -790,8 +821,7 @@ mod tests {
             ("--informer-sync-timeout 0", "above 0"),
             ("--cache-refresh-interval 0", "above 0"),
             ("--source-uid-mismatch-policy x", "recreate, upsert"),
-            ("--destination-based-mapping", "not built yet"),
-            ("--create-namespace=1", "not built yet"),
+            ("--allowed-namespaces a,/b.*/", "no regular expressions"),
             ("--enable-websocket", "not built yet"),
         ] {
             let message = fatal(line, &[]);

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use agent_core::core::{AdoptionPolicy, Config, Core, MismatchPolicy};
 use agent_core::informer::{self, Informer};
-use agent_core::peer::{Capabilities, Mapping, Peer};
+use agent_core::peer::{Capabilities, Peer};
 use agent_core::rand::Rng;
 use agent_core::request::Kind;
 use agent_core::session::Session;
@@ -111,7 +111,8 @@ async fn run(options: Options, kube_config: kube::config::Config) -> Result<(), 
     let peer = Peer {
         version: VERSION.into(),
         instance: rng.uuid().into(),
-        mapping: Some(Mapping::Namespace),
+        namespace: options.namespace.as_str().into(),
+        mapping: Some(options.mapping),
         capabilities: Capabilities::OURS,
     };
     let settings = Settings {
@@ -122,20 +123,21 @@ async fn run(options: Options, kube_config: kube::config::Config) -> Result<(), 
         max_message: options.max_message_size,
         compress: options.enable_compression,
     };
-    let applications = Informer::new(informer::Config {
-        kind: Kind::Application,
-        namespace: Some(options.namespace.as_str().into()),
-        label_selector: match &*options.label_selector {
-            "" => IGNORE_SYNC.into(),
-            more => format!("{IGNORE_SYNC},{more}").into(),
-        },
-        page_size: PAGE_SIZE,
-        streaming_lists: true,
-    });
+    let label_selector = informer::selector(&options.label_selector);
+    let informer = |kind| {
+        Informer::new(informer::Config {
+            kind,
+            namespace: core_config.namespace_of(kind).map(Into::into),
+            label_selector: label_selector.as_str().into(),
+            page_size: PAGE_SIZE,
+            streaming_lists: true,
+        })
+    };
+    let informers = Kind::ALL.map(informer).into();
     let clock = Clock::start();
     shell::run(Parts {
         core: Core::new(core_config, Rng::new(rng.next_u64()), clock.wall),
-        informers: vec![applications],
+        informers,
         session: Session::new(clock.wall),
         rng,
         clock,
@@ -182,6 +184,11 @@ fn core_config(options: &Options) -> Result<Config, String> {
             "never" => AdoptionPolicy::Never,
             other => return Err(format!("--adoption-policy {other:?}: must be always or never")),
         },
+        mapping: options.mapping,
+        allowed_namespaces: options.allowed_namespaces.clone(),
+        create_namespace: options.create_namespace,
+        heartbeat_interval: options.heartbeat_interval,
+        status_window: options.status_window,
         ..Config::agent(&options.namespace)
     })
 }
@@ -232,9 +239,6 @@ fn print(text: &str) {
 fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
-
-/// Objects with this label are nobody's business but their owner's.
-const IGNORE_SYNC: &str = "argocd-agent.argoproj-labs.io/ignore-sync!=true";
 
 /// Objects in a page, where lists cannot be streamed: a page of 12 KB objects stays near a megabyte on the server.
 const PAGE_SIZE: u32 = 100;

@@ -11,7 +11,7 @@ use agent_core::core::Core;
 use agent_core::informer::{End, Event, Fetch, Informer};
 use agent_core::peer::Peer;
 use agent_core::rand::Rng;
-use agent_core::request::{Observation, Outcome, Ticket};
+use agent_core::request::{Kind, Observation, Outcome, Ticket};
 use agent_core::session::{self, Action, Answer, Failure, Loss, Session};
 use agent_core::time::{Instant, Wall};
 use bytes::Bytes;
@@ -238,14 +238,16 @@ impl Shell {
         match fact {
             Fact::WatchBytes { watch, fetch, bytes } => {
                 let informer = &mut watches[watch].informer;
+                let kind = informer.kind();
                 if informer.fetching() == Some(fetch) {
-                    informer.receive(now, &bytes, rng, &mut |event| observe(core, now, event));
+                    informer.receive(now, &bytes, rng, &mut |event| observe(core, now, kind, event));
                 }
             }
             Fact::WatchEnd { watch, fetch, end } => {
                 let informer = &mut watches[watch].informer;
+                let kind = informer.kind();
                 if informer.fetching() == Some(fetch) {
-                    informer.end(now, end, rng, &mut |event| observe(core, now, event));
+                    informer.end(now, end, rng, &mut |event| observe(core, now, kind, event));
                 }
             }
             Fact::Completed(ticket, outcome) => {
@@ -298,10 +300,7 @@ impl Shell {
         if self.sync_by.is_some_and(|by| by <= now) {
             self.sync_by = None;
             if !self.status.synced.get() {
-                warn!(
-                    api_server = self.kube.address(),
-                    "Still waiting for the first complete list of Applications"
-                );
+                warn!(api_server = self.kube.address(), "Still waiting for the first complete lists");
             }
         }
     }
@@ -320,6 +319,17 @@ impl Shell {
                 (now - self.heard.at).as_secs()
             ));
             self.session.handle(now, session::Fact::Failed(failure), &mut self.rng);
+            self.drain_session(now);
+        }
+        if self.session.is_open() && self.core.poll_reopen() {
+            info!(
+                "Opening the stream anew: only then does this principal tell its projects and repositories"
+            );
+            self.session.handle(
+                now,
+                session::Fact::Failed(Failure::transport("opened anew, as once a day")),
+                &mut self.rng,
+            );
             self.drain_session(now);
         }
         self.status.events_received.set(counters.received);
@@ -401,6 +411,7 @@ impl Shell {
                     );
                     let counters = self.core.counters();
                     self.heard = Heard { at: now, received: counters.received, resent: counters.resent };
+                    peer.namespace = self.session.principal_namespace().into();
                     self.core.connected(now, peer);
                     self.status.connected.set(true);
                     self.status.connections.set(self.status.connections.get() + 1);
@@ -514,9 +525,7 @@ impl Identity {
     }
 }
 
-fn observe(core: &mut Core, now: Instant, event: Event<'_>) {
-    // One kind so far: the informer that speaks is the Applications'.
-    let kind = agent_core::request::Kind::Application;
+fn observe(core: &mut Core, now: Instant, kind: Kind, event: Event<'_>) {
     match event {
         Event::ListStarted => core.list_started(kind),
         Event::Present { key, object } => core.observe(now, &key, Observation::Present(object)),
@@ -529,7 +538,7 @@ fn verb_name(verb: &agent_core::request::Verb) -> &'static str {
     use agent_core::request::Verb;
     match verb {
         Verb::Get => "get",
-        Verb::Create(_) => "create",
+        Verb::Create(_) | Verb::CreateNamespace => "create",
         Verb::JsonPatch(_) => "patch",
         Verb::Delete { .. } => "delete",
     }

@@ -12,6 +12,11 @@ const LIST: &str = r#"{"kind":"ApplicationList","apiVersion":"argoproj.io/v1alph
 
 const CREATE: &str = r#"{"apiVersion":"argoproj.io/v1alpha1","kind":"Application","metadata":{"name":"guestbook","namespace":"agent-1","uid":"u-1","resourceVersion":"7"},"spec":{"project":"default","destination":{"name":"agent-1","namespace":"x"}},"status":{}}"#;
 
+/// A list of Applications.
+fn is_list(asked: &Asked) -> bool {
+    asked.path.contains("/applications?") && asked.path.contains("limit=")
+}
+
 /// Watches of a site without objects; their senders keep them open.
 fn quiet(watches: Arc<Mutex<Vec<Sender<String>>>>) -> impl Fn(&Asked) -> Say + Send + Sync {
     move |asked| {
@@ -26,7 +31,7 @@ fn quiet(watches: Arc<Mutex<Vec<Sender<String>>>>) -> impl Fn(&Asked) -> Say + S
             watches.lock().unwrap().push(sender);
             return Say::Lines(lines);
         }
-        if asked.method == "GET" && asked.path.contains("/applications?") {
+        if asked.method == "GET" && asked.path.contains("limit=") {
             return Say::Body(200, LIST.into());
         }
         if asked.method == "POST" {
@@ -81,14 +86,16 @@ fn an_application_arrives() {
     assert_eq!(headers[agent_core::peer::HEADER], ours);
     assert!(headers["user-agent"].to_str().unwrap().starts_with("argocd-agent-lite/"));
 
-    let list = api.wait("a list", |asked| asked.path.contains("limit="));
+    let list = api.wait("a list", is_list);
     assert_eq!(
         list.path,
         "/apis/argoproj.io/v1alpha1/namespaces/argocd/applications?labelSelector=argocd-agent.argoproj-labs.io%2Fignore-sync%21%3Dtrue&limit=100"
     );
     assert!(list.headers.to_ascii_lowercase().contains("authorization: bearer t0k3n\r\n"));
     api.wait("a watch", |asked| {
-        asked.path.contains("watch=true") && asked.path.contains("resourceVersion=10&")
+        asked.path.contains("/applications?")
+            && asked.path.contains("watch=true")
+            && asked.path.contains("resourceVersion=10&")
     });
 
     hub.act(Do::Send(create_event()));
@@ -150,7 +157,7 @@ fn a_slow_list_keeps_the_process_alive_and_not_ready() {
     let gate = Mutex::new(gate);
     let quiet = quiet(Arc::default());
     let api = Api::start(move |asked| {
-        if asked.path.contains("limit=") {
+        if is_list(asked) {
             let _ = gate.lock().unwrap().recv();
         }
         quiet(asked)
@@ -182,9 +189,8 @@ fn an_api_server_that_refuses_is_named() {
     });
     let hub = Hub::start();
     let agent = Agent::start(api.port, hub.port, &[]);
-    agent.wait_log(
-        "cannot list applications in namespace argocd: 403 Forbidden: no way; the agent's Role must allow",
-    );
+    agent
+        .wait_log("cannot list applications in namespace argocd: 403 Forbidden: no way; the Role must allow");
 }
 
 /// Runs the binary to its end: exit code and standard error.

@@ -1,5 +1,8 @@
 //! `--allowed-namespaces`: shell-style patterns, or regular expressions between slashes.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use agent_core::glob::{self, Glob};
 use regex::Regex;
 
@@ -47,6 +50,23 @@ impl Namespaces {
         })
     }
 }
+
+/// Whether a regular expression matches; one that is not understood matches nothing. For the lists of namespaces in projects.
+pub fn regex(expression: &str, text: &str) -> bool {
+    // A project is asked about once for each agent.
+    static COMPILED: Mutex<BTreeMap<String, Option<Regex>>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !compiled.contains_key(expression) {
+        if compiled.len() >= COMPILED_MAX {
+            compiled.clear();
+        }
+        compiled.insert(expression.to_owned(), Regex::new(expression).ok());
+    }
+    compiled.get(expression).is_some_and(|regex| regex.as_ref().is_some_and(|regex| regex.is_match(text)))
+}
+
+/// Expressions kept compiled; hubs have a handful.
+const COMPILED_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {

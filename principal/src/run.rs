@@ -4,6 +4,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_core::peer::Mapping;
+use agent_core::request::Kind;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, oneshot, watch};
 
@@ -130,17 +132,25 @@ async fn start(options: &Options, mut warnings: Vec<String>) -> Result<Principal
     let blocklist = Blocklist::load(is_mtls.then(|| material.clone())).await?;
     let principal_uid = material.identity().await?;
 
+    let mapping = if options.destination_based_mapping { Mapping::Destination } else { Mapping::Namespace };
     let shared = Shared {
         client: client.clone(),
         clock: Clock::start(),
         selector: Selector::new(&options.label_selector),
         processors: Semaphore::new(options.event_processors),
         principal_uid,
+        namespace: options.namespace.clone(),
+        mapping,
+        allowed_namespaces: options.allowed_namespaces.clone(),
         max_message: options.grpc_max_message_size,
     };
     let hub = Arc::new(Hub::new(shared, allowed));
     within(REGISTRY_LIMIT, watch_registry(&client, options, &hub), "the list of cluster secrets").await?;
-    within(OBJECTS_LIMIT, watch_applications(&client, options, &hub), "the list of Applications").await?;
+    // Projects before the repositories that follow them.
+    for kind in Kind::ALL {
+        let what = format!("the list of {}", kind.plural());
+        within(OBJECTS_LIMIT, watch_objects(&client, options, &hub, kind), &what).await?;
+    }
 
     if let Some(port) = options.metrics_port {
         let for_metrics = hub.clone();
@@ -148,6 +158,7 @@ async fn start(options: &Options, mut warnings: Vec<String>) -> Result<Principal
     }
     let settings = Settings {
         namespace: options.namespace.clone(),
+        mapping,
         match_subject: options.client_cert_subject_match && (is_mtls || options.require_client_certs),
         max_message: options.grpc_max_message_size,
     };
@@ -179,22 +190,23 @@ async fn watch_registry(client: &kube::Client, options: &Options, hub: &Arc<Hub>
 }
 
 /// Starts the watch and returns when the first list is complete.
-async fn watch_applications(client: &kube::Client, options: &Options, hub: &Arc<Hub>) {
+async fn watch_objects(client: &kube::Client, options: &Options, hub: &Arc<Hub>, kind: Kind) {
     let (listed, first) = oneshot::channel();
     let mut listed = Some(listed);
-    let (client, hub) = (client.clone(), hub.clone());
+    let (client, hub, namespace) = (client.clone(), hub.clone(), options.namespace.clone());
     let selector = Selector::new(&options.label_selector).query();
     let clock = hub.clock();
     tokio::spawn(async move {
         let mut sink = move |event: agent_core::informer::Event<'_>| {
-            hub.informed(&event);
+            hub.informed(kind, &event);
             if matches!(event, agent_core::informer::Event::Synced)
                 && let Some(listed) = listed.take()
             {
                 let _ = listed.send(());
             }
         };
-        crate::kube::applications::run(&client, clock, None, &selector, false, &mut sink).await;
+        let namespace = (kind != Kind::Application).then_some(&*namespace);
+        crate::kube::objects::run(&client, clock, kind, namespace, &selector, false, &mut sink).await;
     });
     let _ = first.await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use agent_core::cloudevent::EventView;
 use agent_core::informer::Event;
-use agent_core::peer::{self, Peer};
+use agent_core::peer::{self, Mapping, Peer};
 use agent_core::request::{Key, Kind};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -70,19 +70,28 @@ impl Rig {
             clock: Clock::start(),
             selector: Selector::new(""),
             processors: tokio::sync::Semaphore::new(10),
+            namespace: "argocd".into(),
+            mapping: Mapping::Namespace,
+            allowed_namespaces: Vec::new(),
             principal_uid: "11111111-2222-4333-8444-555555555555".into(),
             max_message: 1 << 20,
         };
         let allowed = Namespaces::parse(&["agent-*".to_owned()], &mut Vec::new()).unwrap();
         let hub = Arc::new(Hub::new(shared, allowed));
         hub.registered(&BTreeSet::from(["agent-1".to_owned()]));
-        hub.informed(&Event::ListStarted);
-        hub.informed(&Event::Synced);
+        for kind in Kind::ALL {
+            hub.informed(kind, &Event::ListStarted);
+            hub.informed(kind, &Event::Synced);
+        }
         let method = Method::parse(auth, plaintext, &mut Vec::new()).unwrap();
         let issuer = Issuer::from_pem(&rsa_key(RsaBits::B2048).unwrap()).unwrap();
         let blocklist = Blocklist::load(Some(Material::new(client, "argocd"))).await.unwrap();
-        let settings =
-            Settings { namespace: "argocd".into(), match_subject: !plaintext, max_message: 1 << 20 };
+        let settings = Settings {
+            namespace: "argocd".into(),
+            mapping: Mapping::Namespace,
+            match_subject: !plaintext,
+            max_message: 1 << 20,
+        };
         let services = Arc::new(Services::new(hub.clone(), method, issuer, blocklist, settings));
         let pair = ServerPair {
             origin: "test".into(),
@@ -111,7 +120,7 @@ impl Rig {
 
     fn observe(&self, name: &str, body: &str) {
         let key = Key::new(Kind::Application, "agent-1", name);
-        self.hub.informed(&Event::Present { key, object: body.as_bytes() });
+        self.hub.informed(Kind::Application, &Event::Present { key, object: body.as_bytes() });
     }
 }
 
@@ -451,8 +460,10 @@ async fn an_agent_that_is_registered_while_connected_is_told() {
     let mut stream = caller.subscribe(&token, false).await;
     rig.hub.registered(&BTreeSet::from(["agent-2".to_owned()]));
     // The list of its own namespace comes first; the stub has none, so the core is told by hand.
-    rig.hub.informed(&Event::ListStarted);
-    rig.hub.informed(&Event::Synced);
+    for kind in Kind::ALL {
+        rig.hub.informed(kind, &Event::ListStarted);
+        rig.hub.informed(kind, &Event::Synced);
+    }
     let message = stream.next().await.unwrap();
     assert_eq!(EventView::decode(&message).unwrap().dataschema, "resourceResync");
 }

@@ -1,16 +1,22 @@
 //! The principal's role for one managed agent: the hub's objects are told, the site's status is taken in.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 
 use super::outbox::{Gone, OperationLatch, Stage, Want};
+use super::site::said_print;
 use super::slot::{
-    Applies, Asked, Compare, Observed, Phase, Present, Purpose, Seen, SlotId, StatusWord, Word,
+    Applies, Asked, Compare, Observed, Phase, Present, Purpose, Seen, Slot, SlotId, StatusWord, Word,
 };
-use super::{Core, Note, Step, take_asked};
-use crate::checksum::{fingerprint, spec_checksum};
+use super::{Config, Core, Note, Step, take_asked};
+use crate::checksum::{fingerprint, spec_checksum, value_fingerprint};
+use crate::content;
 use crate::object::ObjectView;
-use crate::request::{Key, Verb};
-use crate::transform::{HubCopy, Patch, TERMINATING, error_status, status_patch};
+use crate::peer::Mapping;
+use crate::project::{self, SiteView};
+use crate::request::{Key, Kind, Verb};
+use crate::time::Instant;
+use crate::transform::{HubCopy, Malformed, Patch, TERMINATING, error_status, status_patch};
 
 /// The parts of a status update that reach the hub's object.
 pub(super) struct StatusParts<'a> {
@@ -32,10 +38,98 @@ impl StatusParts<'_> {
 }
 
 impl Core {
+    /// Whether an object of the hub is for this agent (docs/core.md, "Routing").
+    pub(super) fn is_routed(&self, key: &Key, view: &ObjectView<'_>) -> bool {
+        let config = &self.config;
+        if key.kind == Kind::Application {
+            return config.mapping == Mapping::Namespace
+                || (view.destination_name().as_deref() == Some(&*config.agent)
+                    && self.admits_namespace(&key.namespace));
+        }
+        if view.deletion_timestamp.is_some() || content::objection(key.kind, view).is_some() {
+            return false;
+        }
+        match key.kind {
+            Kind::Application | Kind::GpgKey => true,
+            // One with a source is itself the copy of an agent's.
+            Kind::AppProject => view.source_uid().is_none() && self.project_is_routed(view),
+            Kind::Repository => content::project_of_repository(view)
+                .and_then(|project| self.index.get(&Key::new(Kind::AppProject, &key.namespace, &project)))
+                .and_then(|id| self.slots[*id as usize].as_ref())
+                .is_some_and(Slot::is_wanted),
+        }
+    }
+
+    /// Canonical fingerprint of what this agent is told an object to be, as it stands on its site; 0: nothing.
+    pub(super) fn said_print(&self, kind: Kind, view: &ObjectView<'_>) -> u64 {
+        if kind != Kind::AppProject {
+            return said_print(kind, view);
+        }
+        let spec = view.spec.unwrap_or(b"{}");
+        let site = SiteView { mapping: self.config.mapping, managed: true };
+        project::site_spec(spec, &self.config.agent, site).map_or(0, |spec| value_fingerprint(&spec))
+    }
+
+    fn project_is_routed(&self, view: &ObjectView<'_>) -> bool {
+        let config = &self.config;
+        let spec = view.spec.unwrap_or(b"{}");
+        // What cannot be read goes to nobody; the hub's router tells it.
+        project::goes_to(spec, &config.agent, config.mapping, &config.regex).unwrap_or(false)
+    }
+
+    /// What decides about an object has changed beside it: a repository's project.
+    pub fn recheck(&mut self, now: Instant, key: &Key) {
+        let id = self.slot_id(key);
+        self.slot(id).must_read = true;
+        self.act(now, id, None);
+    }
+
+    /// Repositories follow their project. Those that this agent has are looked at here; the router names those that it gets.
+    pub(super) fn hub_project_changed(&mut self, id: SlotId, had: bool) {
+        let slot = self.slot(id);
+        if slot.key.kind != Kind::AppProject || slot.is_wanted() == had {
+            return;
+        }
+        for id in self.ids_where(|slot| slot.key.kind == Kind::Repository) {
+            self.slot(id).must_read = true;
+            self.queue(id);
+        }
+    }
+
+    /// It exists, and is another agent's or nobody's.
+    fn hub_lost(&mut self, id: SlotId, present: &Present) {
+        self.unwant(id, &[Want::Exists, Want::Operation, Want::Terminate, Want::Report]);
+        let slot = self.slot(id);
+        slot.seen = Seen::default();
+        slot.out.operation = None;
+        slot.out.refresh = false;
+        slot.out.unconfirmed = false;
+        if let Some(compare) = slot.compare.take()
+            && !compare.uid.is_empty()
+        {
+            slot.out.peer_knows(compare.uid);
+        }
+        if matches!(&slot.out.stage, Stage::Sent(flight) if flight.want == Want::Gone) {
+            return;
+        }
+        self.tell_gone(id, &present.resource_version, None);
+    }
+
     pub(super) fn hub_changed(&mut self, id: SlotId, view: &ObjectView<'_>, own_write: bool) {
-        let first_list = !self.synced;
+        let first_list = !self.synced.has(self.slot(id).key.kind);
         let slot = self.slot(id);
         let Some(present) = slot.observed.present().cloned() else { return };
+        if !present.routed {
+            return self.hub_lost(id, &present);
+        }
+        if slot.out.wants.has(Want::Gone)
+            && slot.out.gone.as_ref().is_some_and(|gone| gone.uid == present.uid && !gone.synthetic)
+        {
+            // It is this agent's again, which may have dropped it meanwhile.
+            slot.out.wants.remove(Want::Gone);
+            slot.out.gone = None;
+            slot.out.acked = 0;
+        }
         if slot.out.wants.has(Want::Gone) && slot.out.gone.as_ref().is_none_or(|gone| gone.uid != present.uid)
         {
             // It exists again: what exists now is the latest word about the name.
@@ -70,7 +164,7 @@ impl Core {
             // After a lost answer nobody knows whether this is the one we may have taken away: a refresh too many does no harm.
             let again = seen.maybe_refresh_removed && present.refresh != 0;
             if again || is_new(present.refresh, seen.refresh, seen.maybe_refresh) {
-                self.slot(id).out.refresh = true;
+                self.slot(id).out.ask_refresh();
                 self.want(id, Want::Exists);
             }
             if present.phase == Phase::Terminating && !seen.terminating && !seen.maybe_terminating {
@@ -145,6 +239,18 @@ impl Core {
         }
     }
 
+    /// A Go agent that has no copy of an object that is being deleted makes one, and ends it only when it is told once more.
+    pub(super) fn tell_end_again(&mut self, key: &Key, source_uid: &str) {
+        let Some(&id) = self.index.get(key) else { return };
+        let slot = self.slot(id);
+        let ends =
+            slot.observed.present().is_some_and(|present| present.deleting && *present.uid == *source_uid);
+        if ends && slot.out.in_hand().is_none_or(|flight| flight.want != Want::Exists) {
+            slot.out.acked = 0;
+            self.want(id, Want::Exists);
+        }
+    }
+
     /// A status write was refused: it put nothing on the object.
     pub(super) fn forget_maybe(&mut self, id: SlotId) {
         let seen = &mut self.slot(id).seen;
@@ -155,18 +261,13 @@ impl Core {
     }
 
     /// The agent says what it has; the next read tells whether it is what we have.
-    pub(super) fn update_requested(
-        &mut self,
-        now: crate::time::Instant,
-        key: &Key,
-        uid: &str,
-        checksum: Option<&[u8]>,
-    ) {
+    pub(super) fn update_requested(&mut self, now: Instant, key: &Key, uid: &str, checksum: Option<&[u8]>) {
         let id = self.slot_id(key);
         let slot = self.slot(id);
         // Who asked for the whole gets the whole, also where a narrower question overtakes the answer.
         let is_blind = slot.compare.as_ref().is_some_and(|compare| compare.checksum.is_none());
         let checksum = checksum.filter(|_| !is_blind).map(<[u8]>::to_vec);
+        slot.out.on_site |= !uid.is_empty();
         slot.compare = Some(Box::new(Compare { uid: uid.into(), checksum }));
         slot.must_read = true;
         self.act(now, id, None);
@@ -175,16 +276,38 @@ impl Core {
     /// Settles a comparison with the object at hand.
     pub(super) fn compare(&mut self, id: SlotId, bytes: &[u8]) {
         let slot = self.slot(id);
+        let Some(present) = slot.observed.present() else { return };
+        if !present.routed {
+            let present = present.clone();
+            return self.hub_lost(id, &present);
+        }
         let Some(compare) = slot.compare.take() else { return };
         let Some(present) = slot.observed.present() else { return };
-        // A checksum knows nothing of labels and annotations: what was refused is told again.
+        // A checksum knows nothing of labels and annotations, nor of deletion: what was refused, or is to go, is told again.
+        let kind = slot.key.kind;
+        let same_uid = compare.uid == present.uid;
         let equal = !slot.out.refused
-            && compare.uid == present.uid
-            && spec_checksum(slot.key.kind, bytes)
-                .is_ok_and(|own| compare.checksum.as_deref() == Some(&own[..]));
+            && !present.deleting
+            && same_uid
+            && as_site_gets_it(&self.config, kind, bytes)
+                .ok()
+                .and_then(|said| spec_checksum(kind, &said).ok())
+                .is_some_and(|own| compare.checksum.as_deref() == Some(&own[..]));
+        let slot = self.slot(id);
+        let Some(present) = slot.observed.present() else { return };
+        if same_uid {
+            slot.out.confirmed = true;
+            slot.out.unconfirmed = false;
+        }
+        if same_uid && !slot.out.known_as.contains(&compare.uid) {
+            // A principal before us told it.
+            slot.out.known_as.push(compare.uid.clone());
+        }
         if compare.uid != present.uid {
             // What was acknowledged was refused there, or went to a former copy: what was asked for still stands.
-            slot.out.refresh |= present.refresh != 0;
+            if present.refresh != 0 {
+                slot.out.ask_refresh();
+            }
             if !compare.uid.is_empty() {
                 // Should ours end before the agent hears of it, the former one must still go there.
                 slot.out.peer_knows(compare.uid);
@@ -197,7 +320,7 @@ impl Core {
         }
     }
 
-    pub(super) fn next_on_hub(&mut self, _now: crate::time::Instant, id: SlotId) -> Step {
+    pub(super) fn next_on_hub(&mut self, _now: Instant, id: SlotId) -> Step {
         let agent = self.config.agent.clone();
         let slot = self.slot(id);
         let Some(Asked { what, serial, .. }) = &slot.word else { return self.next_for_stale_operation(id) };
@@ -242,6 +365,7 @@ impl Core {
                     && (keep_operation || print(word.operation.as_deref()) == present.operation)
                     && (keep_refresh || (refresh != 0) == (present.refresh != 0));
                 if word.source_uid == present.uid {
+                    slot.out.confirmed = true;
                     slot.out.unconfirmed = false;
                 }
                 if word.operation.is_none()
@@ -343,4 +467,17 @@ impl Core {
             self.give(id, ack);
         }
     }
+}
+
+/// The hub's object as this agent gets it, operation and stamps apart.
+pub(super) fn as_site_gets_it<'o>(
+    config: &Config,
+    kind: Kind,
+    object: &'o [u8],
+) -> Result<Cow<'o, [u8]>, Malformed> {
+    if kind != Kind::AppProject {
+        return Ok(Cow::Borrowed(object));
+    }
+    let view = SiteView { mapping: config.mapping, managed: true };
+    project::for_agent(object, &config.agent, view).map(Cow::Owned)
 }

@@ -4,12 +4,15 @@
 //! API server last said (`observed`) and what the peer last said (`word`), and one function per role, `next`, that names the one
 //! request to make now. Every outcome only updates `observed` and asks `next` again (docs/core.md).
 
+mod cluster;
 mod config;
+mod heartbeat;
 mod hub;
 mod note;
 mod observe;
 mod outbox;
 mod receive;
+mod round;
 mod send;
 mod site;
 mod slot;
@@ -25,13 +28,15 @@ pub use self::config::{AdoptionPolicy, Config, MismatchPolicy, ResyncDeleteLimit
 pub use self::note::{Counters, Note};
 pub use self::receive::ReceiveError;
 
+use self::cluster::Cluster;
 use self::outbox::{Control, ControlStage, Outbox, Stage, Want};
+use self::round::Rounds;
 use self::slot::{Ack, Asked, Observed, Purpose, Slot, SlotId};
 use crate::checksum::fingerprint;
 use crate::object::ObjectView;
-use crate::peer::Peer;
+use crate::peer::{Capability, Peer};
 use crate::rand::Rng;
-use crate::request::{Key, Request, Ticket, Verb};
+use crate::request::{Key, Kind, Kinds, Request, Ticket, Verb};
 use crate::time::{Instant, Wall};
 
 /// One half of one principal-agent pair.
@@ -51,16 +56,21 @@ pub struct Core {
     outstanding: usize,
     timers: BTreeSet<(Instant, SlotId)>,
     outbox: Outbox,
-    /// The first list is complete.
-    synced: bool,
-    /// A (re)list is under way.
-    listing: bool,
+    cluster: Cluster,
+    /// Kinds of which the first list is complete.
+    synced: Kinds,
+    /// Kinds of which a (re)list is under way.
+    listing: Kinds,
     peer: Option<PeerState>,
+    /// Namespace of the peer's Argo CD, as it said last; empty: not known yet.
+    peer_namespace: Box<str>,
     /// The resync that a start of this process calls for has been asked for.
     resynced: bool,
-    /// Principal instance whose resync deletes are being counted, and how many were let through.
-    resync_deletes: (Box<str>, usize),
+    /// Principal instance whose resync deletes are being counted, and how many of each kind were let through.
+    resync_deletes: (Box<str>, [usize; Kind::ALL.len()]),
     sweep_at: Option<Instant>,
+    rounds: Rounds,
+    heartbeat_at: Option<Instant>,
     generation: u32,
     serial: u32,
     notes: VecDeque<Note>,
@@ -70,6 +80,8 @@ pub struct Core {
 #[derive(Debug)]
 struct PeerState {
     is_go: bool,
+    /// It settles a round by one digest.
+    has_digest: bool,
 }
 
 /// What `next` decided for a slot.
@@ -110,12 +122,16 @@ impl Core {
             outstanding: 0,
             timers: BTreeSet::new(),
             outbox,
-            synced: false,
-            listing: false,
+            cluster: Cluster::default(),
+            synced: Kinds::default(),
+            listing: Kinds::default(),
             peer: None,
+            peer_namespace: Box::default(),
             resynced: false,
-            resync_deletes: (Box::default(), 0),
+            resync_deletes: (Box::default(), [0; Kind::ALL.len()]),
             sweep_at: None,
+            rounds: Rounds::default(),
+            heartbeat_at: None,
             generation: 0,
             serial: 0,
             notes: VecDeque::new(),
@@ -133,9 +149,9 @@ impl Core {
         self.counters
     }
 
-    /// Whether the first list is complete.
+    /// Whether the first list of every kind is complete.
     pub fn is_synced(&self) -> bool {
-        self.synced
+        self.synced.is_all()
     }
 
     /// Whether the event stream is open.
@@ -212,6 +228,7 @@ impl Core {
     fn next(&mut self, now: Instant, id: SlotId, view: Option<&ObjectView<'_>>) -> Step {
         let listing = self.listing;
         let slot = self.slot(id);
+        let listing = listing.has(slot.key.kind);
         if slot.outstanding.is_some() || slot.retry_at.is_some_and(|at| at > now) {
             return Step::Idle;
         }
@@ -252,7 +269,7 @@ impl Core {
     fn request(&mut self, id: SlotId, purpose: Purpose, verb: Verb) -> Request {
         match &verb {
             Verb::Get => self.counters.reads += 1,
-            Verb::Create(_) => self.counters.creates += 1,
+            Verb::Create(_) | Verb::CreateNamespace => self.counters.creates += 1,
             Verb::JsonPatch(_) => self.counters.patches += 1,
             Verb::Delete { .. } => self.counters.deletes += 1,
         }
@@ -272,18 +289,26 @@ impl Core {
     /// The event stream is open: who is there, what it can.
     pub fn connected(&mut self, now: Instant, peer: &Peer) {
         self.disconnected(now);
-        self.peer = Some(PeerState { is_go: !peer.is_ours() });
+        let has_digest = peer.is_ours() && peer.capabilities.has(Capability::O1Resync);
+        self.peer = Some(PeerState { is_go: !peer.is_ours(), has_digest });
+        if !peer.namespace.is_empty() {
+            self.peer_namespace = peer.namespace.clone();
+        }
+        self.cluster_info_for(peer);
         for id in self.ids_where(|slot| !slot.out.wants.is_empty()) {
             self.enqueue(id);
         }
-        if self.synced {
+        if self.is_synced() {
             self.start_resync();
         }
+        self.rounds_with(now, peer);
+        self.start_heartbeat(now);
     }
 
     /// The event stream ended: what was in flight goes again on the next one.
     pub fn disconnected(&mut self, _now: Instant) {
         self.peer = None;
+        self.heartbeat_at = None;
         for slot in self.slots.iter_mut().flatten() {
             match core::mem::take(&mut slot.out.stage) {
                 Stage::Ready(flight) | Stage::Sent(flight) => slot.out.wants.add(flight.want),
@@ -319,6 +344,8 @@ impl Core {
         if self.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
         }
+        self.round_timeout(now);
+        self.heartbeat_timeout(now);
     }
 
     fn slot_timeout(&mut self, now: Instant, id: SlotId) {
@@ -369,8 +396,10 @@ impl Core {
         if self.config.role != Role::Agent {
             return;
         }
-        let old =
-            self.ids_where(|slot| slot.out.acked_at.is_some_and(|at| now.saturating_since(at) >= interval));
+        let old = self.ids_where(|slot| {
+            slot.key.kind == Kind::Application
+                && slot.out.acked_at.is_some_and(|at| now.saturating_since(at) >= interval)
+        });
         for id in old {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
@@ -383,7 +412,15 @@ impl Core {
             ControlStage::Sent { due, .. } => Some(*due),
             _ => None,
         });
-        self.timers.first().map(|(at, _)| *at).into_iter().chain(controls).chain(self.sweep_at).min()
+        self.timers
+            .first()
+            .map(|(at, _)| *at)
+            .into_iter()
+            .chain(controls)
+            .chain(self.sweep_at)
+            .chain(self.round_due())
+            .chain(self.heartbeat_at)
+            .min()
     }
 
     /// The next thing a person should know.
@@ -406,6 +443,10 @@ impl Core {
         }
         self.resynced = true;
         self.counters.resyncs += 1;
+        self.compare_everything();
+    }
+
+    fn compare_everything(&mut self) {
         match self.config.role {
             Role::Agent => {
                 self.verify_all();
@@ -420,7 +461,8 @@ impl Core {
         for id in self.ids_where(|slot| slot.known_source().is_some() || asks(slot)) {
             let slot = self.slot(id);
             // It was made again from less than the whole, or by an agent that knew no principals.
-            slot.out.verify_blind |= slot.observed.known().is_some_and(|copy| copy.principal_uid.is_none());
+            slot.out.verify_blind |= slot.key.kind == Kind::Application
+                && slot.observed.known().is_some_and(|copy| copy.principal_uid.is_none());
             self.want(id, Want::Verify);
         }
     }
@@ -438,7 +480,7 @@ impl Core {
             return *id;
         }
         let mut slot = Slot::new(key.clone());
-        if self.synced && !self.listing {
+        if self.synced.has(key.kind) && !self.listing.has(key.kind) {
             // The list was complete and the watch has not brought it.
             slot.observed = Observed::Absent;
         }

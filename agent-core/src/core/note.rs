@@ -35,6 +35,13 @@ pub enum Note {
         /// Why.
         reason: &'static str,
     },
+    /// The site could not take an object that has no status to show it in.
+    RefusedOnSite {
+        /// The object.
+        key: Key,
+        /// What the agent said.
+        message: Box<str>,
+    },
     /// A delete of a resync was held: too many at once.
     HeldDelete {
         /// The object.
@@ -100,6 +107,7 @@ impl fmt::Display for Note {
                 write!(f, "{key}: {reason}; next try in {} s", retry.as_secs())
             }
             Self::NotApplied { key, reason } => write!(f, "{key}: not applied: {reason}"),
+            Self::RefusedOnSite { key, message } => write!(f, "{key}: the agent cannot take it: {message}"),
             Self::HeldDelete { key } => write!(
                 f,
                 "{key}: held: a resync asks for more deletes than the limit allows; delete it on the hub or annotate it with {}",
@@ -154,6 +162,10 @@ pub struct Counters {
     pub held: u64,
     /// Resyncs started or answered.
     pub resyncs: u64,
+    /// Rounds begun: a digest sent, or everything compared with a peer that knows none.
+    pub rounds: u64,
+    /// Digests of the peer that were equal to ours.
+    pub rounds_equal: u64,
     /// Acknowledgements given before the write stood, because our API server was in trouble too long.
     pub late_acks: u64,
     /// Notes dropped because nobody fetched them.

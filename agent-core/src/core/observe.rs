@@ -6,8 +6,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::outbox::{Stage, Want};
-use super::slot::{Applies, Observed, Present, Purpose, SlotId, newer};
+use super::slot::{Applies, Observed, Place, Present, Purpose, SlotId, newer};
 use super::{Core, Note, Role, take_asked};
+use crate::checksum::value_fingerprint;
+use crate::content;
 use crate::object::ObjectView;
 use crate::rand::Rng;
 use crate::request::{Key, Kind, Observation, Outcome, Status, Ticket};
@@ -34,17 +36,26 @@ impl Core {
         if slot.gone_uid.as_deref() == Some(&*view.uid) {
             return;
         }
-        let present = Present::new(view);
+        let present = self.present(key, view);
+        let slot = self.slot(id);
         if let Some(purpose) = slot.outstanding {
             slot.watch_spoke = true;
             if purpose != Purpose::Read {
                 // The reply tells whether this is its echo or a change after it; until then nothing is decided on it.
                 slot.spoke_version = Some(present.resource_version.clone());
-                if self.config.role == Role::Principal {
-                    self.hub_saw_removal(id, &present);
+                match self.config.role {
+                    Role::Agent => self.site_saw_mark(id, &present, view),
+                    Role::Principal => self.hub_saw_removal(id, &present),
                 }
                 return;
             }
+        }
+        let known = slot.observed.known().map(|known| &known.resource_version);
+        if slot.before_list && known.is_some_and(|known| newer(known, &present.resource_version)) {
+            // The list was made before what is known, or on a server that was restored from a backup: a read tells.
+            slot.must_read = true;
+            self.queue(id);
+            return;
         }
         if self.absorb(now, id, present, view, false) {
             self.act(now, id, Some((view, bytes)));
@@ -85,9 +96,9 @@ impl Core {
     }
 
     /// A list or relist began: objects that it does not bring are confirmed by a read, never taken for deleted.
-    pub fn list_started(&mut self, _kind: Kind) {
-        self.listing = true;
-        for slot in self.slots.iter_mut().flatten() {
+    pub fn list_started(&mut self, kind: Kind) {
+        self.listing.set(kind, true);
+        for slot in self.slots.iter_mut().flatten().filter(|slot| slot.key.kind == kind) {
             slot.unlisted = matches!(slot.observed, Observed::Present(_));
             slot.gone_before_list = slot.gone_uid.is_some();
             slot.overtaken = slot.outstanding.is_some();
@@ -96,20 +107,23 @@ impl Core {
     }
 
     /// The list is complete.
-    pub fn synced(&mut self, now: Instant, _kind: Kind) {
-        self.listing = false;
-        for id in self.ids_where(|slot| slot.gone_before_list) {
+    pub fn synced(&mut self, now: Instant, kind: Kind) {
+        self.listing.set(kind, false);
+        for id in self.ids_where(|slot| slot.key.kind == kind && slot.gone_before_list) {
             let slot = self.slot(id);
             slot.gone_before_list = false;
             slot.gone_uid = None;
             self.reap(id);
         }
-        let missing: Vec<SlotId> = self.ids_where(|slot| slot.unlisted);
+        let missing: Vec<SlotId> = self.ids_where(|slot| slot.key.kind == kind && slot.unlisted);
         for id in missing {
             self.queue(id);
         }
-        if !self.synced {
-            self.synced = true;
+        if !self.synced.has(kind) {
+            self.synced.set(kind, true);
+            if !self.is_synced() {
+                return;
+            }
             self.sweep_at = Some(now + self.config.status_interval / 4);
             if self.peer.is_some() {
                 self.start_resync();
@@ -148,6 +162,11 @@ impl Core {
         if purpose != Purpose::Read {
             slot.failures = 0;
         }
+        if purpose == Purpose::Namespace {
+            slot.place = Place::Made;
+            self.act(now, id, None);
+            return;
+        }
         slot.unlisted = false;
         let spoke = slot.spoke_version.take();
         let overtaken = core::mem::take(&mut slot.overtaken);
@@ -171,7 +190,9 @@ impl Core {
                 return;
             }
         };
-        let present = Present::new(&view);
+        let key = slot.key.clone();
+        let present = self.present(&key, &view);
+        let slot = self.slot(id);
         let version = present.resource_version.clone();
         match purpose {
             Purpose::Read => {
@@ -226,7 +247,7 @@ impl Core {
                 }
                 return;
             }
-            Purpose::Create | Purpose::Write(_) => {}
+            Purpose::Create | Purpose::Write(_) | Purpose::Namespace => {}
         }
         if gone {
             // It was written and then deleted; the absence is known already, but not whether it has come back since.
@@ -244,6 +265,21 @@ impl Core {
             self.queue(id);
         }
         self.act(now, id, Some((&view, bytes)));
+    }
+
+    /// What a rule needs to know of an object of this side.
+    fn present(&self, key: &Key, view: &ObjectView<'_>) -> Present {
+        let present = Present::new(key.kind, view);
+        match self.config.role {
+            Role::Agent => {
+                let said = content::part(key.kind, view).map_or(0, value_fingerprint);
+                Present { said, ..present }
+            }
+            Role::Principal if self.is_routed(key, view) => {
+                Present { said: self.said_print(key.kind, view), ..present }
+            }
+            Role::Principal => Present { routed: false, ..present },
+        }
     }
 
     /// A write stands: the word it carried out is acknowledged.
@@ -284,6 +320,15 @@ impl Core {
                 }
                 self.act(now, id, None);
             }
+            (Purpose::Namespace, 409) => {
+                // Somebody was faster.
+                self.slot(id).place = Place::Made;
+                self.act(now, id, None);
+            }
+            (Purpose::Create, 404) if self.may_create_namespace(id) => {
+                self.slot(id).place = Place::Missing;
+                self.act(now, id, None);
+            }
             (Purpose::Create, 409) | (Purpose::Write(_) | Purpose::Delete, 404 | 409) => {
                 // Somebody was faster. Read and decide again; a hot loop is cut by the back-off.
                 self.counters.conflicts += 1;
@@ -296,9 +341,10 @@ impl Core {
                     self.queue(id);
                 }
             }
-            (Purpose::Create | Purpose::Write(_) | Purpose::Delete, 400..=428 | 430..=499)
-                if status.code != 401 && status.code != 408 && !is_quota(&status) =>
-            {
+            (
+                Purpose::Create | Purpose::Write(_) | Purpose::Delete | Purpose::Namespace,
+                400..=428 | 430..=499,
+            ) if status.code != 401 && status.code != 408 && !is_quota(&status) => {
                 self.refused(now, id, purpose, status);
             }
             _ => {
@@ -318,6 +364,7 @@ impl Core {
         let failures = self.slot(id).failures;
         let delay = retry_delay(&mut self.rng, failures, REFUSED_RETRY_MIN, REFUSED_RETRY_MAX);
         let slot = self.slot(id);
+        slot.place = Place::Unknown;
         slot.failures = slot.failures.saturating_add(1);
         slot.doubt();
         let key = slot.key.clone();
@@ -331,7 +378,7 @@ impl Core {
             Purpose::Write(Applies::Operation) => take_asked(&mut slot.operation),
             Purpose::Write(Applies::Terminate) => take_asked(&mut slot.terminate),
             Purpose::Write(Applies::Revert) | Purpose::Read => None,
-            Purpose::Create | Purpose::Write(Applies::Word) | Purpose::Delete => {
+            Purpose::Create | Purpose::Write(Applies::Word) | Purpose::Delete | Purpose::Namespace => {
                 slot.word.as_mut().filter(|word| word.serial == applying).and_then(|word| {
                     word.refused = true;
                     word.ack.take()
@@ -387,11 +434,12 @@ impl Core {
         if let Some(current) = slot.observed.present()
             && !present.is_newer_than(current)
         {
-            if present.resource_version == current.resource_version {
+            let is_same = present.resource_version == current.resource_version;
+            if is_same && present.routed == current.routed {
                 slot.must_read = false;
                 return true;
             }
-            if !counts_anew {
+            if !is_same && !counts_anew {
                 return false;
             }
         }
@@ -405,7 +453,11 @@ impl Core {
         let before = core::mem::replace(&mut slot.observed, Observed::Present(Box::new(present))).last();
         match self.config.role {
             Role::Agent => self.site_changed(now, id, before, view, own_write),
-            Role::Principal => self.hub_changed(id, view, own_write),
+            Role::Principal => {
+                let had = before.is_some_and(|before| before.routed);
+                self.hub_changed(id, view, own_write);
+                self.hub_project_changed(id, had);
+            }
         }
         true
     }
@@ -429,7 +481,11 @@ impl Core {
         }
         match self.config.role {
             Role::Agent => self.site_gone(now, id, before, last, version),
-            Role::Principal => self.hub_gone(id, before, last, version),
+            Role::Principal => {
+                let had = before.as_ref().is_some_and(|before| before.routed);
+                self.hub_gone(id, before, last, version);
+                self.hub_project_changed(id, had);
+            }
         }
     }
 }

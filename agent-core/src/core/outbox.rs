@@ -100,6 +100,8 @@ pub(super) struct Out {
     pub(super) acked: u64,
     /// When that was.
     pub(super) acked_at: Option<Instant>,
+    /// When a status went last.
+    pub(super) status_at: Option<Instant>,
     /// UIDs under which the peer may know the object; the last one is the latest.
     pub(super) known_as: Vec<Box<str>>,
     /// What is gone, for [`Want::Gone`].
@@ -116,8 +118,15 @@ pub(super) struct Out {
     pub(super) verify_blind: bool,
     /// Sends of the same content without an acknowledgement.
     pub(super) attempts: u32,
-    /// Towards a Go agent: an acknowledged create with a new UID is repeated until a status carries that UID.
+    /// The site has said that it has the object with its present UID.
+    pub(super) confirmed: bool,
+    /// The site has a copy of ours under this name, or had one: it acknowledged it, or asked about it.
+    pub(super) on_site: bool,
+    /// Towards a Go agent: an acknowledged create is repeated until a status or a question carries its UID.
     pub(super) unconfirmed: bool,
+    /// How often it was repeated for that, and when it is next.
+    pub(super) repeated: u32,
+    pub(super) confirm_at: Option<Instant>,
 }
 
 /// How far the frame in hand is. One per object.
@@ -148,7 +157,7 @@ pub(super) struct InFlight {
     pub(super) level: u64,
     pub(super) sent_at: Instant,
     pub(super) due: Instant,
-    /// The frame carries the refresh request.
+    /// The frame carries the refresh request that is asked for.
     pub(super) refresh: bool,
 }
 
@@ -193,6 +202,14 @@ impl Out {
             && !self.unconfirmed
     }
 
+    /// A refresh is asked for. What is in flight does not carry this one.
+    pub(super) fn ask_refresh(&mut self) {
+        self.refresh = true;
+        if let Stage::Ready(flight) | Stage::Sent(flight) = &mut self.stage {
+            flight.refresh = false;
+        }
+    }
+
     /// The peer has, or may have, a copy of the object under this UID, which is not the latest.
     pub(super) fn peer_knows(&mut self, uid: Box<str>) {
         if !self.known_as.contains(&uid) && self.known_as.len() < KNOWN_MAX {
@@ -223,6 +240,10 @@ pub(super) enum Control {
     List,
     /// `request-resource-resync`
     Resync,
+    /// `resync-digest`
+    Digest,
+    /// `cluster-cache-info-update`
+    ClusterInfo,
 }
 
 /// A pending [`Control`].
@@ -243,10 +264,10 @@ pub(super) struct Outbox {
     queues: [VecDeque<SlotId>; CLASSES],
     /// Built frames by class, oldest first.
     ready: [VecDeque<(SlotId, Vec<u8>)>; CLASSES],
-    /// Acknowledgements: fire and forget, before everything else.
+    /// Acknowledgements and signs of life: fire and forget, before everything else.
     pub(super) acks: VecDeque<Vec<u8>>,
     pub(super) index: BTreeMap<u64, Owner>,
-    pub(super) controls: [ControlStage; 2],
+    pub(super) controls: [ControlStage; 4],
     /// Places taken: reading, ready or sent.
     pub(super) places: usize,
     /// Bytes ready or sent.

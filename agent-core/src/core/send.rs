@@ -1,10 +1,12 @@
 //! From wants to frames: what is read for the peer, how a frame is built, what an acknowledgement settles.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::hub::as_site_gets_it;
 use super::outbox::{Control, ControlStage, InFlight, KNOWN_MAX, Owner, Stage, Want};
 use super::slot::{Observed, Purpose, SlotId};
 use super::{Core, Note, Role, event_print};
@@ -15,9 +17,9 @@ use crate::event::{
     event_id, resource_id, synthetic_event_id,
 };
 use crate::object::ObjectView;
-use crate::request::{Request, Verb};
+use crate::request::{Key, Kind, Request, Verb};
 use crate::time::Instant;
-use crate::transform::{Strip, payload, tombstone};
+use crate::transform::{Strip, in_namespace, payload, tombstone};
 
 /// An event about to be encoded.
 struct Draft {
@@ -44,6 +46,8 @@ impl Core {
         slot.out.wants.add(want);
         match slot.out.stage {
             Stage::Idle if connected => self.outbox.enqueue(id, &mut slot.out),
+            // It may only wait for the time of its next status.
+            Stage::Resting(_) if connected && want != Want::Status => self.outbox.enqueue(id, &mut slot.out),
             Stage::Queued => self.outbox.promote(id, before, &slot.out),
             _ => {}
         }
@@ -114,6 +118,9 @@ impl Core {
                 slot.out.stage = Stage::Idle;
                 continue;
             };
+            if self.rests(now, id, want) {
+                continue;
+            }
             if !self.needs_body(id, want) {
                 self.build(now, id, want, None);
                 continue;
@@ -132,6 +139,21 @@ impl Core {
             return Some(self.request(id, Purpose::Read, Verb::Get));
         }
         None
+    }
+
+    /// Whether a status waits because another one went a short while ago.
+    fn rests(&mut self, now: Instant, id: SlotId, want: Want) -> bool {
+        let window = self.config.status_window;
+        let slot = self.slot(id);
+        let Some(at) = slot.out.status_at.filter(|_| want == Want::Status).map(|at| at + window) else {
+            return false;
+        };
+        if at <= now {
+            return false;
+        }
+        slot.out.stage = Stage::Resting(at);
+        self.timers.insert((at, id));
+        true
     }
 
     fn needs_body(&mut self, id: SlotId, want: Want) -> bool {
@@ -157,6 +179,9 @@ impl Core {
         want: Want,
         body: Option<(&ObjectView<'_>, &[u8])>,
     ) {
+        if self.rests(now, id, want) {
+            return;
+        }
         let slot = self.slot(id);
         slot.out.wants.remove(want);
         slot.out.stage = Stage::Idle;
@@ -195,15 +220,24 @@ impl Core {
         self.outbox.places += 1;
         self.outbox.bytes += frame.len();
         self.outbox.push_ready(id, want, frame);
-        self.slot(id).out.stage = Stage::Ready(flight);
+        let slot = self.slot(id);
+        if want == Want::Status {
+            slot.out.status_at = Some(now);
+        }
+        slot.out.stage = Stage::Ready(flight);
     }
 
     fn draft(&mut self, id: SlotId, want: Want, body: Option<(&ObjectView<'_>, &[u8])>) -> Option<Draft> {
         let is_go = self.peer_is_go();
         let role = self.config.role;
         let uuid = self.rng.uuid();
+        let key = self.slot(id).key.clone();
+        let target = Target::of(key.kind);
+        let namespace = match &self.slots[id as usize] {
+            Some(slot) => String::from(self.namespace_for_peer(slot)),
+            None => return None,
+        };
         let slot = self.slot(id);
-        let key = slot.key.clone();
         let control = |r#type, data| Draft {
             target: Target::ResourceResync,
             r#type,
@@ -217,11 +251,18 @@ impl Core {
         match want {
             Want::Gone => {
                 let gone = slot.out.gone.as_ref()?;
+                if is_go && key.kind != Kind::Application && !gone.synthetic && !slot.out.on_site {
+                    // A Go agent deletes by name alone, also what is the site's own. What it has of ours it says when it is asked.
+                    slot.out.gone = None;
+                    slot.out.known_as.clear();
+                    self.outbox.controls[Control::Resync as usize] = ControlStage::Wanted;
+                    return None;
+                }
                 let level = gone.print();
                 if gone.synthetic {
                     let data = tombstone(&key.namespace, &key.name, &gone.uid, None);
                     return Some(Draft {
-                        target: Target::Application,
+                        target,
                         r#type: Type::Delete,
                         event_id: synthetic_event_id(&key.name, &gone.uid),
                         resource_id: resource_id(&key.name, &gone.uid),
@@ -232,17 +273,19 @@ impl Core {
                     });
                 }
                 let source_uid = gone.source_uid.as_deref();
+                // Of credentials no more goes than is needed to name them.
                 let at_hand = body.filter(|(view, _)| {
-                    *view.uid == *gone.uid
+                    key.kind == Kind::Application
+                        && *view.uid == *gone.uid
                         && (source_uid.is_none() || view.source_uid().as_deref() == source_uid)
                 });
                 let strip = strip_for(role);
                 let data =
                     at_hand.and_then(|(_, bytes)| payload(bytes, strip, None).ok()).unwrap_or_else(|| {
-                        tombstone(&key.namespace, &key.name, &gone.uid, gone.source_uid.as_deref())
+                        tombstone(&namespace, &key.name, &gone.uid, gone.source_uid.as_deref())
                     });
                 Some(Draft {
-                    target: Target::Application,
+                    target,
                     r#type: Type::Delete,
                     event_id: event_id(&key.name, &gone.uid, &gone.resource_version, &data),
                     resource_id: resource_id(&key.name, &gone.uid),
@@ -255,7 +298,10 @@ impl Core {
             Want::Exists | Want::Operation | Want::Terminate | Want::Status => {
                 let (view, bytes) = body?;
                 let present = slot.observed.present()?;
-                if *present.uid != *view.uid || (want == Want::Status && present.source_uid.is_none()) {
+                if *present.uid != *view.uid
+                    || !present.routed
+                    || (want == Want::Status && present.source_uid.is_none())
+                {
                     return None;
                 }
                 let mut strip = strip_for(role);
@@ -278,25 +324,35 @@ impl Core {
                         strip.refresh = !slot.out.refresh;
                         let is_known = slot.out.known_as.iter().any(|uid| **uid == *view.uid);
                         if !is_known {
-                            // A Go agent acknowledges a create that it drops while the former object still ends.
-                            slot.out.unconfirmed = is_go && !slot.out.known_as.is_empty();
+                            slot.out.confirmed = false;
                             if slot.out.known_as.len() >= KNOWN_MAX {
                                 slot.out.known_as.remove(0);
                             }
                             slot.out.known_as.push((&*view.uid).into());
                         }
-                        if is_known && slot.out.acked != 0 && !slot.out.unconfirmed {
-                            Type::SpecUpdate
-                        } else {
-                            Type::Create
+                        // A Go agent acknowledges a create that it drops, as while the former object still ends. Of other kinds no
+                        // status ever tells.
+                        let unconfirmed = is_go && key.kind == Kind::Application && !slot.out.confirmed;
+                        if unconfirmed && !slot.out.unconfirmed {
+                            slot.out.repeated = 0;
                         }
+                        slot.out.unconfirmed = unconfirmed;
+                        if is_known && slot.out.acked != 0 { Type::SpecUpdate } else { Type::Create }
                     }
                 };
                 if want == Want::Operation {
                     strip.refresh = true;
                 }
                 let level = operation.as_ref().map_or(level, |latch| latch.print());
-                let data = match payload(bytes, strip, operation.as_ref().map(|latch| &*latch.operation)) {
+                let said = as_site_gets_it(&self.config, key.kind, bytes);
+                let operation_bytes = operation.as_ref().map(|latch| &*latch.operation);
+                let said = said.and_then(|said| {
+                    if *namespace == *key.namespace {
+                        return Ok(said);
+                    }
+                    in_namespace(&said, &namespace).map(Cow::Owned)
+                });
+                let data = match said.and_then(|said| payload(&said, strip, operation_bytes)) {
                     Ok(data) => data,
                     Err(_) => {
                         self.note(Note::BadObject { key, reason: "it has no readable body".into() });
@@ -304,7 +360,7 @@ impl Core {
                     }
                 };
                 Some(Draft {
-                    target: Target::Application,
+                    target,
                     r#type,
                     event_id: match &operation {
                         Some(latch) => {
@@ -322,11 +378,16 @@ impl Core {
             Want::Verify => {
                 let blind = slot.out.verify_blind || matches!(slot.observed, Observed::Absent);
                 let checked = body.filter(|_| !blind).and_then(|(_, bytes)| {
-                    RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, "").ok()
+                    let mut body =
+                        RequestUpdate::of_object(key.kind.as_str(), Subtree::of(key.kind), bytes, &namespace)
+                            .ok()?;
+                    // A local edit may have removed the mark that tells where the hub has it.
+                    body.resource.namespace = (&*namespace).into();
+                    Some(body)
                 });
                 // Without a checksum the answer is the whole object, which is what a copy without a source needs too.
                 let body = checked.unwrap_or_else(|| RequestUpdate {
-                    resource: synced_resource(&key, slot.local_source().unwrap_or_default()),
+                    resource: synced_resource(&key, &namespace, slot.local_source().unwrap_or_default()),
                     checksum: None,
                 });
                 let body = body.encode();
@@ -334,7 +395,8 @@ impl Core {
             }
             Want::Report => {
                 let present = slot.observed.known()?;
-                Some(control(Type::ResponseSyncedResource, synced_resource(&key, &present.uid).encode()))
+                let resource = synced_resource(&key, &key.namespace, &present.uid);
+                Some(control(Type::ResponseSyncedResource, resource.encode()))
             }
             Want::Error => {
                 let message = slot.out.error.as_deref()?;
@@ -344,7 +406,7 @@ impl Core {
                     message: message.into(),
                 }
                 .encode();
-                Some(Draft { target: Target::Application, ..control(Type::Error, data) })
+                Some(Draft { target, ..control(Type::Error, data) })
             }
         }
     }
@@ -356,13 +418,13 @@ impl Core {
             self.counters.sent += 1;
             return Some(frame);
         }
-        if self.synced
+        if self.is_synced()
             && let Some(frame) = self.control_frame(now)
         {
             self.counters.sent += 1;
             return Some(frame);
         }
-        let (id, frame) = self.outbox.pop_ready(room)?;
+        let Some((id, frame)) = self.outbox.pop_ready(room) else { return self.cluster_info_frame(now) };
         let attempts = self.slot(id).out.attempts;
         let patience = self.outbox.patience(attempts, &mut self.rng);
         let slot = self.slot(id);
@@ -378,7 +440,7 @@ impl Core {
     }
 
     fn control_frame(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let control = [Control::List, Control::Resync]
+        let control = [Control::List, Control::Resync, Control::Digest]
             .into_iter()
             .find(|control| self.outbox.controls[*control as usize] == ControlStage::Wanted)?;
         let (r#type, data) = match control {
@@ -386,28 +448,42 @@ impl Core {
                 let checksum = self.list_checksum().map(|sum| sum.to_vec());
                 (Type::RequestSyncedResourceList, SyncedResourceList { checksum }.encode())
             }
-            Control::Resync => (Type::RequestResourceResync, RESOURCE_RESYNC_BODY.to_vec()),
+            Control::Digest => (Type::ResyncDigest, self.digest().encode()),
+            _ => (Type::RequestResourceResync, RESOURCE_RESYNC_BODY.to_vec()),
         };
+        Some(self.send_control(now, control, Target::ResourceResync, r#type, &data, 1))
+    }
+
+    /// The frame of a message about no object; it is in flight from now on.
+    pub(super) fn send_control(
+        &mut self,
+        now: Instant,
+        control: Control,
+        target: Target,
+        r#type: Type,
+        data: &[u8],
+        attempts: u32,
+    ) -> Vec<u8> {
         let id = self.rng.uuid();
         let sent_at = self.wall.rfc3339(now);
         let mut frame = Vec::with_capacity(data.len() + 512);
         EventWriter {
             source: self.source(),
             r#type: r#type.as_str(),
-            target: Target::ResourceResync,
+            target,
             subject: None,
             event_id: &id,
             resource_id: &id,
             sent_at: Some(&sent_at),
             principal_uid: None,
-            data: &data,
+            data,
         }
         .encode(&mut frame);
         let event = event_print(&id);
-        let due = now + self.outbox.patience(1, &mut self.rng);
+        let due = now + self.outbox.patience(attempts, &mut self.rng);
         self.outbox.index.insert(event, Owner::Control(control));
         self.outbox.controls[control as usize] = ControlStage::Sent { event, due };
-        Some(frame)
+        frame
     }
 
     /// The checksum over everything that this side tracks for the peer; `None`: nothing.
@@ -415,7 +491,7 @@ impl Core {
         list_checksum(self.iter().filter_map(|(key, slot)| {
             let present = slot.observed.known()?;
             let source = slot.known_source();
-            if self.config.ignore_unmanaged && source.is_none() {
+            if !present.routed || (self.config.ignore_unmanaged && source.is_none()) {
                 return None;
             }
             Some((key.kind.as_str(), &*key.name, source.unwrap_or(&present.uid)))
@@ -423,7 +499,7 @@ impl Core {
     }
 
     pub(super) fn tell_all_statuses(&mut self) {
-        for id in self.ids_where(|slot| slot.known_source().is_some()) {
+        for id in self.ids_where(|slot| slot.key.kind == Kind::Application && slot.known_source().is_some()) {
             self.slot(id).out.acked = 0;
             self.want(id, Want::Status);
         }
@@ -435,6 +511,7 @@ impl Core {
         slot.out.acked_at = Some(now);
         match flight.want {
             Want::Exists => {
+                slot.out.on_site = true;
                 slot.out.acked = flight.level;
                 slot.out.refused = false;
                 if flight.refresh {
@@ -444,7 +521,12 @@ impl Core {
                 slot.out.known_as.clear();
                 slot.out.known_as.extend(latest);
                 if slot.out.unconfirmed {
-                    let at = now + self.outbox.patience(2, &mut self.rng);
+                    // What the agent takes for the site's own it never takes, and says nothing.
+                    let doublings = slot.out.repeated.saturating_sub(UNCONFIRMED_SOON).min(16);
+                    slot.out.repeated = slot.out.repeated.saturating_add(1);
+                    let patience = self.outbox.patience(2, &mut self.rng).saturating_mul(1 << doublings);
+                    let at = now + patience.min(UNCONFIRMED_MAX);
+                    self.slot(id).out.confirm_at = Some(at);
                     self.timers.insert((at, id));
                 }
                 self.level_check(id);
@@ -458,8 +540,12 @@ impl Core {
                 let told = slot.out.gone.take_if(|gone| gone.print() == flight.level);
                 if let Some(gone) = told {
                     slot.out.known_as.retain(|uid| *uid != gone.uid);
+                    slot.out.on_site &= !slot.out.known_as.is_empty();
                     slot.out.acked = 0;
-                    if matches!(slot.observed, Observed::Absent) && !gone.synthetic {
+                    if slot.is_wanted() {
+                        // It came back while its end was on the way.
+                        self.level_check(id);
+                    } else if !matches!(slot.observed, Observed::Unknown(_)) && !gone.synthetic {
                         self.tell_gone(id, &gone.resource_version, None);
                     }
                 }
@@ -493,8 +579,13 @@ impl Core {
         let slot = self.slot(id);
         let Some(present) = slot.observed.present() else { return };
         let (want, level) = match role {
-            Role::Agent if present.source_uid.is_none() || present.ignored => return,
+            Role::Agent
+                if slot.key.kind != Kind::Application || present.source_uid.is_none() || present.ignored =>
+            {
+                return;
+            }
             Role::Agent => (Want::Status, present.report),
+            Role::Principal if !present.routed => return,
             Role::Principal => (Want::Exists, present.shape),
         };
         let told = match slot.out.in_hand() {
@@ -511,7 +602,7 @@ impl Core {
         let Some(slot) = self.slots[id as usize].as_mut() else { return };
         if slot.out.unconfirmed
             && matches!(slot.out.stage, Stage::Idle)
-            && slot.out.acked_at.is_some_and(|at| now > at)
+            && slot.out.confirm_at.take_if(|at| *at <= now).is_some()
         {
             slot.out.acked = 0;
             self.want(id, Want::Exists);
@@ -551,15 +642,18 @@ const fn strip_for(role: Role) -> Strip {
     }
 }
 
-fn synced_resource<'a>(key: &'a crate::request::Key, uid: &'a str) -> SyncedResource<'a> {
+fn synced_resource<'a>(key: &'a Key, namespace: &'a str, uid: &'a str) -> SyncedResource<'a> {
     SyncedResource {
         name: (&*key.name).into(),
-        namespace: (&*key.namespace).into(),
+        namespace: namespace.into(),
         uid: uid.into(),
         kind: key.kind.as_str().into(),
     }
 }
 
+/// A create that nothing confirms is repeated so often before the waits grow, and how long they get.
+const UNCONFIRMED_SOON: u32 = 5;
+const UNCONFIRMED_MAX: Duration = Duration::from_secs(3600);
 /// A refusal that does not last is shown on the hub for this long.
 const ERROR_STANDS: Duration = Duration::from_secs(60);
 /// Level of a comparison without a checksum.

@@ -4,14 +4,19 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::outbox::Want;
-use super::slot::{Applies, Exists, GoneWord, Observed, Phase, Present, Purpose, Reference, SlotId, Word};
+use super::slot::{
+    Applies, Exists, GoneWord, Observed, OperationWord, Phase, Place, Present, Purpose, Reference, Slot,
+    SlotId, Word,
+};
 use super::{AdoptionPolicy, Core, MismatchPolicy, Note, Step, take_asked};
 use crate::checksum::{fingerprint, value_fingerprint};
+use crate::content;
 use crate::object::{self, ObjectView};
-use crate::request::Verb;
+use crate::request::{Kind, Verb};
 use crate::time::Instant;
 use crate::transform::{
-    CONFIRM_DELETE, Patch, Stamp, TERMINATING, create_body, recreate_body, site_spec, tombstone, update_patch,
+    CONFIRM_DELETE, Patch, Stamp, TERMINATING, create_body, recreate_body, remapped, site_spec, tombstone,
+    update_patch,
 };
 
 /// How an incoming object and the local one of the same name belong together (docs/core.md, "Identity").
@@ -60,6 +65,8 @@ enum Plan {
         source_uid: Box<str>,
         principal_uid: Box<str>,
     },
+    /// This JSON Patch makes it what the hub says.
+    Patch(Vec<u8>),
     Delete,
     Hold,
 }
@@ -81,20 +88,17 @@ impl Core {
             slot.recreate = None;
             return;
         }
-        let Some(source_uid) = present.source_uid.clone() else { return };
-        if slot.reference.is_none() {
-            // Until the hub speaks, what stands on the site is the reference.
-            let principal_uid = present.principal_uid.clone().unwrap_or_default();
-            let spec: Box<[u8]> = view.spec.unwrap_or(b"{}").into();
-            slot.reference = Some(Reference {
-                print: fingerprint(&spec),
-                spec,
-                asked: 0,
-                uid: present.uid.clone(),
-                source_uid: source_uid.clone(),
-                principal_uid,
-            });
+        if present.source_uid.is_none()
+            && slot.reference.take_if(|reference| reference.uid != present.uid).is_some()
+        {
+            // It stands where our copy was, and nothing here tells whether it is one: the hub says what it is to be.
+            slot.recreate = None;
+            slot.out.verify_blind = true;
+            self.want(id, Want::Verify);
+            return;
         }
+        let Some(source_uid) = present.source_uid.clone() else { return };
+        recognise(slot.key.kind, &mut slot.reference, present, view);
         if before.is_none()
             && !own_write
             && present.deleting
@@ -124,6 +128,15 @@ impl Core {
         self.level_check(id);
     }
 
+    /// An event that arrives while a write of ours is on its way: the mark that it shows may be gone when it is read.
+    pub(super) fn site_saw_mark(&mut self, id: SlotId, passing: &Present, view: &ObjectView<'_>) {
+        let slot = self.slot(id);
+        let is_later = slot.observed.known().is_none_or(|known| passing.is_newer_than(known));
+        if is_later && !passing.ignored {
+            recognise(slot.key.kind, &mut slot.reference, passing, view);
+        }
+    }
+
     pub(super) fn site_gone(
         &mut self,
         _now: Instant,
@@ -135,7 +148,13 @@ impl Core {
         self.unwant(id, &[Want::Status]);
         let slot = self.slot(id);
         slot.out.acked = 0;
-        let Some(before) = before else { return };
+        let Some(before) = before else {
+            if slot.recreate.is_none() {
+                // Of a copy that was seen in passing.
+                slot.reference = None;
+            }
+            return;
+        };
         let reference = slot.reference.take();
         let unknown_deletion = core::mem::take(&mut slot.unknown_deletion);
         let version = version.unwrap_or_else(|| before.resource_version.clone());
@@ -200,7 +219,9 @@ impl Core {
         };
         let Some(mut present) = on_site else { return self.next_for_word_when_absent(id) };
         let hidden = present.source_uid.is_none() && self.slot(id).local_source().is_some();
-        if hidden && matches!(self.slot(id).word.as_ref().map(|asked| &asked.what), Some(Word::Gone(_))) {
+        let kind = self.slot(id).key.kind;
+        let word = self.slot(id).word.as_ref().map(|asked| &asked.what);
+        if hidden && (matches!(word, Some(Word::Gone(_))) || kind != Kind::Application) {
             // What carries no source is not deleted: the mark that a local edit removed is put back first.
             return self.revert(id);
         }
@@ -211,27 +232,34 @@ impl Core {
             Some(Word::Exists(exists)) => {
                 let Some(view) = view else { return Step::Read };
                 let incoming = ObjectView::parse(&exists.object).ok();
-                self.plan_exists(exists, incoming.as_ref(), &present, view)
+                if kind == Kind::Application {
+                    self.plan_exists(exists, incoming.as_ref(), &present, view)
+                } else {
+                    self.plan_content(kind, exists, &present, view)
+                }
             }
             Some(Word::Gone(gone)) => {
                 let former = self.slots[id as usize].as_ref().map_or(&[][..], |slot| &slot.former);
-                self.plan_gone(gone, former, &present)
+                self.plan_gone(kind, gone, former, &present)
             }
             _ => Plan::Done,
         };
         match plan {
             Plan::Wait => Step::Idle,
             Plan::Done => {
+                if let Some(view) = view {
+                    self.remember_asked(id, view);
+                }
                 self.word_done(id, true);
                 Step::Idle
             }
             Plan::NotApplied(reason) => {
-                if self.slot(id).local_source().is_some()
-                    && let Some(Word::Gone(gone)) = self.slot(id).word.as_ref().map(|asked| &asked.what)
-                    && gone.synthetic
-                    && gone.source_uid.is_empty()
+                let slot = self.slot(id);
+                if let (Some(here), Some(Word::Gone(gone))) =
+                    (slot.local_source(), slot.word.as_ref().map(|asked| &asked.what))
+                    && *here != *gone.source_uid
                 {
-                    // The answer to a question asked while nothing was known here: ask again with what is.
+                    // Nothing of that name is left on the hub, as it seems, and it has said nothing of what is here: ask.
                     self.want(id, Want::Verify);
                 }
                 let key = self.slot(id).key.clone();
@@ -283,12 +311,15 @@ impl Core {
                 let stamp = Stamp { source_uid: &source_uid, principal_uid: &principal_uid };
                 self.update(id, &present, view, stamp)
             }
+            Plan::Patch(patch) => {
+                self.applying_word(id);
+                Step::Write(Purpose::Write(Applies::Word), Verb::JsonPatch(patch))
+            }
         }
     }
 
     fn next_for_word_when_absent(&mut self, id: SlotId) -> Step {
-        let config = &self.config;
-        let Some(slot) = self.slots[id as usize].as_mut() else { return Step::Idle };
+        let slot = self.slot(id);
         let Some(asked) = &slot.word else { return Step::Idle };
         let Word::Exists(exists) = &asked.what else {
             self.word_done(id, true);
@@ -303,9 +334,19 @@ impl Core {
             self.word_done(id, true);
             return Step::Idle;
         }
-        let stamp = Stamp { source_uid: &exists.source_uid, principal_uid: &exists.principal_uid };
+        if slot.place == Place::Missing {
+            slot.applying = asked.serial;
+            return Step::Write(Purpose::Namespace, Verb::CreateNamespace);
+        }
         let kind = slot.key.kind;
-        match create_body(&exists.object, kind.api_version(), kind.object_kind(), &config.namespace, stamp) {
+        let body = if kind == Kind::Application {
+            let stamp = Stamp { source_uid: &exists.source_uid, principal_uid: &exists.principal_uid };
+            let namespace = &slot.key.namespace;
+            create_body(&exists.object, kind.api_version(), kind.object_kind(), namespace, stamp)
+        } else {
+            content::create_body(kind, &exists.object, &slot.key.namespace)
+        };
+        match body {
             Ok(body) => {
                 slot.applying = asked.serial;
                 Step::Write(Purpose::Create, Verb::Create(body))
@@ -369,14 +410,35 @@ impl Core {
         plan
     }
 
-    fn plan_gone(&self, gone: &GoneWord, former: &[Box<str>], present: &Present) -> Plan {
+    fn plan_content(&self, kind: Kind, exists: &Exists, present: &Present, view: &ObjectView<'_>) -> Plan {
+        let policy = self.config.mismatch_policy;
+        let managed = present.source_uid.is_some();
+        match content::exists(kind, Some(view), managed, &exists.object, &view.namespace, policy) {
+            Ok(content::Step::Nothing) if present.deleting => Plan::Wait,
+            Ok(content::Step::Nothing) => Plan::Done,
+            Ok(content::Step::Patch(_)) if present.deleting => Plan::Wait,
+            Ok(content::Step::Patch(patch)) => Plan::Patch(patch),
+            Ok(content::Step::Recreate(_)) if present.deleting => Plan::Wait,
+            Ok(content::Step::Recreate(_)) => Plan::Delete,
+            Ok(content::Step::Refuse) => {
+                Plan::Refuse("an object of that name exists on the site and did not come from the hub")
+            }
+            // An object that is there leads to neither.
+            Ok(content::Step::Create(_) | content::Step::Delete) | Err(_) => {
+                Plan::NotApplied("it cannot be read")
+            }
+        }
+    }
+
+    fn plan_gone(&self, kind: Kind, gone: &GoneWord, former: &[Box<str>], present: &Present) -> Plan {
         let Some(source_uid) = &present.source_uid else {
-            return Plan::NotApplied("the Application on the site did not come from the hub");
+            return Plan::NotApplied("the object on the site did not come from the hub");
         };
         if gone.source_uid != *source_uid && !former.contains(source_uid) {
-            return Plan::NotApplied("the delete is for another Application of that name");
+            return Plan::NotApplied("the delete is for another object of that name");
         }
-        if let Some(principal_uid) = &present.principal_uid
+        if kind == Kind::Application
+            && let Some(principal_uid) = &present.principal_uid
             && !gone.principal_uid.is_empty()
             && gone.principal_uid != *principal_uid
         {
@@ -385,19 +447,21 @@ impl Core {
         if present.deleting {
             return Plan::Done;
         }
-        if gone.synthetic && !gone.admitted && self.is_over_delete_limit(&gone.principal_uid) {
+        if gone.synthetic && !gone.admitted && self.is_over_delete_limit(kind, &gone.principal_uid) {
             return Plan::Hold;
         }
         Plan::Delete
     }
 
-    fn is_over_delete_limit(&self, principal_uid: &str) -> bool {
-        let (counted_for, count) = &self.resync_deletes;
-        let count = if **counted_for == *principal_uid { *count } else { 0 };
-        let managed = self
-            .iter()
-            .filter(|(_, slot)| slot.observed.present().is_some_and(|p| p.source_uid.is_some()))
-            .count();
+    fn is_over_delete_limit(&self, kind: Kind, principal_uid: &str) -> bool {
+        if kind == Kind::Repository {
+            // Credentials that were withdrawn must go.
+            return false;
+        }
+        let (counted_for, counts) = &self.resync_deletes;
+        let count = if **counted_for == *principal_uid { counts[kind as usize] } else { 0 };
+        let is_managed = |slot: &Slot| slot.observed.present().is_some_and(|p| p.source_uid.is_some());
+        let managed = self.iter().filter(|(key, slot)| key.kind == kind && is_managed(slot)).count();
         let limit = &self.config.resync_delete_limit;
         count >= limit.count.max((managed + count) * limit.percent / 100)
     }
@@ -408,10 +472,11 @@ impl Core {
             return;
         }
         let principal_uid = gone.principal_uid.clone();
+        let kind = self.slot(id).key.kind;
         if self.resync_deletes.0 != principal_uid {
-            self.resync_deletes = (principal_uid, 0);
+            self.resync_deletes = (principal_uid, [0; Kind::ALL.len()]);
         }
-        self.resync_deletes.1 += 1;
+        self.resync_deletes.1[kind as usize] += 1;
         // Counted once, however often the request must be repeated.
         if let Some(Word::Gone(gone)) = self.slot(id).word.as_mut().map(|asked| &mut asked.what) {
             gone.admitted = true;
@@ -431,7 +496,7 @@ impl Core {
                 && reference.print == present.spec
             {
                 // The API server prunes fields of this spec: what it made of it stands already.
-                spec = reference.spec.to_vec();
+                spec = reference.spec.as_deref().unwrap_or(b"{}").to_vec();
             }
             update_patch(view, &incoming, &spec, stamp).ok()
         });
@@ -467,28 +532,29 @@ impl Core {
         let is_known = slot.local_source().is_some();
         let is_for_it =
             slot.operation.as_ref().is_some_and(|asked| slot.local_source() == Some(&*asked.what.source_uid));
+        let is_repeated = slot.operation.as_ref().is_some_and(|asked| asked.event == slot.last_operation);
         let asked = slot.operation.as_mut()?;
         let present = match &slot.observed {
             Observed::Unknown(_) => return Some(Step::Read),
             Observed::Absent => None,
             Observed::Present(present) => Some(present),
         };
-        let Some(present) = present.filter(|_| is_known) else {
-            // It may have been lost, or its mark removed, while nobody watched: the hub says what it is, or that it is gone.
+        let Some(present) = present.filter(|_| is_for_it || (is_known && is_repeated)) else {
+            // The object may have been lost, its mark removed, or a later one refused, while nobody watched: the hub says what
+            // it is, or that it is gone.
             if !core::mem::replace(&mut asked.what.hub_asked, true) {
+                slot.out.verify_blind = true;
                 self.want(id, Want::Verify);
             }
-            return Some(Step::Idle);
+            // What is here stays as the hub said last.
+            return if is_known { None } else { Some(Step::Idle) };
         };
-        if asked.event == slot.last_operation {
+        if is_repeated {
             // The acknowledgement was lost, the operation was not.
             let ack = take_asked(&mut slot.operation);
             self.give(id, ack);
             self.tell_status(id);
             return None;
-        }
-        if !is_for_it {
-            return self.drop_operation(id, "the operation is for another Application of that name");
         }
         if present.phase == Phase::Terminating {
             return self.drop_operation(id, "the running operation is being terminated");
@@ -567,14 +633,15 @@ impl Core {
                     .is_ok_and(|view| view.spec.is_some() && view.deletion_timestamp.is_none());
                 let principal_uid = if whole { &*reference.principal_uid } else { "" };
                 let stamp = Stamp { source_uid: &reference.source_uid, principal_uid };
-                match recreate_body(
-                    last,
-                    kind.api_version(),
-                    kind.object_kind(),
-                    Some(&reference.spec),
-                    stamp,
-                    on_recreate,
-                ) {
+                let part = reference.spec.as_deref();
+                let body = if kind == Kind::Application {
+                    let (api_version, object_kind) = (kind.api_version(), kind.object_kind());
+                    recreate_body(last, api_version, object_kind, part, stamp, on_recreate)
+                        .and_then(|body| if reference.remapped { remapped(&body) } else { Ok(body) })
+                } else {
+                    content::recreate_body(kind, last, part, stamp.source_uid)
+                };
+                match body {
                     Ok(body) => {
                         slot.applying = 0;
                         Step::Write(Purpose::Create, Verb::Create(body))
@@ -591,17 +658,26 @@ impl Core {
                 let spec = present.spec != reference.print;
                 let stamp = present.source_uid.as_ref() != Some(&reference.source_uid)
                     || (!reference.principal_uid.is_empty()
-                        && present.principal_uid.as_ref() != Some(&reference.principal_uid));
+                        && present.principal_uid.as_ref() != Some(&reference.principal_uid))
+                    || (reference.remapped && !present.remapped);
                 if present.deleting || present.ignored || !(spec || stamp) {
                     return Step::Idle;
                 }
                 let mut patch = Patch::new(&present.resource_version);
                 if spec {
-                    patch.add("/spec", &reference.spec);
+                    let path = alloc::format!("/{}", slot.key.kind.member());
+                    match reference.spec.as_deref() {
+                        Some(part) => patch.add(&path, part),
+                        None => patch.remove(&path),
+                    }
                 }
                 if stamp {
                     if !present.has_annotations {
                         patch.add("/metadata/annotations", b"{}");
+                    }
+                    if reference.remapped {
+                        let path = "/metadata/annotations/argocd.argoproj.io~1namespace-remapped";
+                        patch.add(path, br#""true""#);
                     }
                     for (path, uid) in [
                         ("/metadata/annotations/argocd.argoproj.io~1source-uid", &reference.source_uid),
@@ -685,8 +761,15 @@ impl Core {
                 self.counters.reverted += 1;
                 self.note(Note::Reverted { key });
             }
-            Purpose::Delete | Purpose::Read => {}
+            Purpose::Delete | Purpose::Read | Purpose::Namespace => {}
         }
+    }
+
+    /// Whether a missing namespace is created for this object.
+    pub(super) fn may_create_namespace(&mut self, id: SlotId) -> bool {
+        let creates = self.config.create_namespace && self.config.role == super::Role::Agent;
+        let slot = self.slot(id);
+        creates && slot.key.kind == Kind::Application && slot.applying != 0 && slot.place == Place::Unknown
     }
 
     /// A DELETE was accepted.
@@ -710,17 +793,18 @@ impl Core {
     /// What the API server made of our write is the reference from now on.
     fn refer_to(&mut self, id: SlotId, view: &ObjectView<'_>) {
         let slot = self.slot(id);
-        let spec: Box<[u8]> = view.spec.unwrap_or(b"{}").into();
+        let spec: Option<Box<[u8]>> = content::part(slot.key.kind, view).map(Into::into);
         let asked = slot.reference.as_ref().map_or(0, |reference| reference.asked);
         let text =
             |uid: Option<alloc::borrow::Cow<'_, str>>| uid.map_or_else(Box::default, |uid| Box::from(&*uid));
         slot.reference = Some(Reference {
-            print: fingerprint(&spec),
+            print: spec.as_deref().map_or(0, fingerprint),
             spec,
             asked,
             uid: (&*view.uid).into(),
             source_uid: text(view.source_uid()),
             principal_uid: text(view.principal_uid()),
+            remapped: view.annotation(object::NAMESPACE_REMAPPED).is_some(),
         });
     }
 
@@ -728,10 +812,8 @@ impl Core {
     fn remember_asked(&mut self, id: SlotId, view: &ObjectView<'_>) {
         let slot = self.slot(id);
         let Some(Word::Exists(exists)) = slot.word.as_ref().map(|asked| &asked.what) else { return };
-        let print = ObjectView::parse(&exists.object)
-            .ok()
-            .and_then(|incoming| site_spec(incoming.spec?).ok())
-            .map_or(0, |spec| value_fingerprint(&spec));
+        let kind = slot.key.kind;
+        let print = ObjectView::parse(&exists.object).map_or(0, |incoming| said_print(kind, &incoming));
         self.refer_to(id, view);
         if let Some(reference) = &mut self.slot(id).reference {
             reference.asked = print;
@@ -746,6 +828,18 @@ impl Core {
             Some(Word::Exists(exists)) if is_go && applied => !slot.hub_has_status(exists),
             word => matches!(word, Some(Word::Exists(_))),
         };
+        let ends_operation = slot.operation.as_ref().is_some_and(|asked| {
+            let OperationWord { source_uid, hub_asked, .. } = &asked.what;
+            let is_for_another = slot.local_source() != Some(&**source_uid);
+            match slot.word.as_ref().map(|asked| &asked.what) {
+                Some(Word::Exists(exists)) => *hub_asked && exists.source_uid != *source_uid,
+                Some(Word::Gone(gone)) => {
+                    (applied || is_for_another)
+                        && (gone.source_uid == *source_uid || (*hub_asked && gone.synthetic))
+                }
+                _ => false,
+            }
+        });
         let ack = take_asked(&mut slot.word);
         slot.former.clear();
         slot.failures = 0;
@@ -756,6 +850,9 @@ impl Core {
         self.give(id, ack);
         if tell {
             self.tell_status(id);
+        }
+        if ends_operation {
+            self.drop_operation(id, "the operation is for an Application that the hub no longer has");
         }
     }
 
@@ -777,7 +874,9 @@ impl Core {
     fn tell_status(&mut self, id: SlotId) {
         let slot = self.slot(id);
         slot.out.acked = 0;
-        if slot.observed.present().is_some_and(|present| present.source_uid.is_some()) {
+        if slot.key.kind == Kind::Application
+            && slot.observed.present().is_some_and(|present| present.source_uid.is_some())
+        {
             self.want(id, Want::Status);
         }
     }
@@ -791,6 +890,36 @@ impl Core {
         let key = self.slot(id).key.clone();
         self.note(Note::BadObject { key, reason: "the hub's object cannot be read".into() });
         self.word_done(id, false);
+    }
+}
+
+/// Canonical fingerprint of what the hub says an object to be, as it stands on a site; 0: nothing, or nothing readable.
+pub(super) fn said_print(kind: Kind, incoming: &ObjectView<'_>) -> u64 {
+    match content::part(kind, incoming) {
+        None => 0,
+        Some(spec) if kind == Kind::Application => site_spec(spec).map_or(0, |spec| value_fingerprint(&spec)),
+        Some(part) => value_fingerprint(part),
+    }
+}
+
+/// A copy that bears its mark is the one that the reference speaks of from now on.
+fn recognise(kind: Kind, reference: &mut Option<Reference>, copy: &Present, view: &ObjectView<'_>) {
+    let Some(source_uid) = &copy.source_uid else { return };
+    match reference {
+        Some(reference) if reference.source_uid == *source_uid => reference.uid = copy.uid.clone(),
+        Some(_) => {}
+        None => {
+            // Until the hub speaks, what stands on the site is the reference.
+            *reference = Some(Reference {
+                print: copy.spec,
+                spec: content::part(kind, view).map(Into::into),
+                asked: 0,
+                uid: copy.uid.clone(),
+                source_uid: source_uid.clone(),
+                principal_uid: copy.principal_uid.clone().unwrap_or_default(),
+                remapped: copy.remapped,
+            });
+        }
     }
 }
 

@@ -4,10 +4,11 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::outbox::{Out, Want};
-use crate::checksum::fingerprint;
+use crate::checksum::{fingerprint, value_fingerprint};
+use crate::content;
 use crate::json;
 use crate::object::{self, ObjectView};
-use crate::request::Key;
+use crate::request::{Key, Kind};
 use crate::time::Instant;
 use crate::transform::TERMINATING;
 
@@ -61,10 +62,14 @@ pub(super) struct Present {
     pub(super) has_finalizers: bool,
     pub(super) has_status: bool,
     pub(super) has_annotations: bool,
+    /// Annotation `namespace-remapped`.
+    pub(super) remapped: bool,
     /// Label `ignore-sync: "true"`.
     pub(super) ignored: bool,
+    /// Principal only: it is for this agent.
+    pub(super) routed: bool,
     pub(super) phase: Phase,
-    /// Of the raw spec.
+    /// Of the raw spec or data; 0: none, or empty data.
     pub(super) spec: u64,
     /// Of the raw status.
     pub(super) status: u64,
@@ -72,6 +77,10 @@ pub(super) struct Present {
     pub(super) report: u64,
     /// Of what an update from the hub tells: UID, spec, labels, annotations without refresh, finalizers, deletion.
     pub(super) shape: u64,
+    /// Canonical, of the spec or data as it stands on a site; 0: none.
+    pub(super) said: u64,
+    /// Canonical, of the status without `reconciledAt`; 0: none.
+    pub(super) told: u64,
     /// Of `operation`; 0: none.
     pub(super) operation: u64,
     /// Of the refresh annotation's value; 0: none.
@@ -92,13 +101,13 @@ pub(super) enum Phase {
 }
 
 impl Present {
-    pub(super) fn new(view: &ObjectView<'_>) -> Self {
+    pub(super) fn new(kind: Kind, view: &ObjectView<'_>) -> Self {
         let raw = |value: Option<&[u8]>| value.map_or(0, fingerprint);
         let refresh = view.refresh();
         let source_uid = view.source_uid();
         let operation = raw(view.operation);
         let refresh_print = refresh.as_deref().map_or(0, |value| fingerprint(value.as_bytes()));
-        let spec = raw(view.spec);
+        let spec = content::part(kind, view).map_or(0, fingerprint);
         let phase = match view.operation_phase().as_deref() {
             None => Phase::None,
             Some(TERMINATING) => Phase::Terminating,
@@ -106,7 +115,8 @@ impl Present {
             Some(_) => Phase::Running,
         };
         let mut report = Vec::with_capacity(40);
-        report.extend_from_slice(&status_print(view.status).to_le_bytes());
+        let told = status_print(view.status);
+        report.extend_from_slice(&told.to_le_bytes());
         report.extend_from_slice(&operation.to_le_bytes());
         report.extend_from_slice(&refresh_print.to_le_bytes());
         report.extend_from_slice(source_uid.as_deref().unwrap_or_default().as_bytes());
@@ -126,12 +136,16 @@ impl Present {
             has_finalizers: view.finalizers.is_some_and(|list| list != b"[]"),
             has_status: view.status.is_some(),
             has_annotations: view.annotations.is_some(),
+            remapped: view.annotation(object::NAMESPACE_REMAPPED).is_some(),
             ignored: view.label(object::IGNORE_SYNC).as_deref() == Some("true"),
+            routed: true,
             phase,
             spec,
             status: raw(view.status),
             report: fingerprint(&report),
             shape: fingerprint(&shape),
+            said: 0,
+            told,
             operation,
             refresh: refresh_print,
         }
@@ -153,10 +167,11 @@ impl Present {
 /// Of the status without `reconciledAt`, which Argo CD rewrites every few minutes whatever happens.
 fn status_print(status: Option<&[u8]>) -> u64 {
     let Some(status) = status else { return 0 };
-    if json::member(status, "reconciledAt").is_ok_and(|at| at.is_none()) {
-        return fingerprint(status);
+    match json::remove_member(status, "reconciledAt") {
+        Ok(kept) if kept == b"{}" => 0,
+        Ok(kept) => value_fingerprint(&kept),
+        Err(_) => 0,
     }
-    json::remove_member(status, "reconciledAt").map_or(0, |kept| fingerprint(&kept))
 }
 
 /// Of the annotations without the refresh request, which has an entry of its own.
@@ -185,10 +200,23 @@ pub(super) fn newer(a: &str, b: &str) -> bool {
 pub(super) enum Purpose {
     /// To know the object.
     Read,
+    /// To have a place for it.
+    Namespace,
     Create,
     /// Writes what the peer said about spec, operation, status.
     Write(Applies),
     Delete,
+}
+
+/// What is known of the namespace that an object is to be created in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nothing.
+    Unknown,
+    /// It does not exist and is to be created first.
+    Missing,
+    /// We created it, or somebody else did.
+    Made,
 }
 
 /// Which word of the peer a write carries out.
@@ -304,9 +332,11 @@ pub(super) struct Reference {
     /// Identities on the copy, put back when a local edit removes them.
     pub(super) source_uid: Box<str>,
     pub(super) principal_uid: Box<str>,
-    /// The spec as our API server stored it after our last write (it may prune fields).
-    pub(super) spec: Box<[u8]>,
-    /// Fingerprint of `spec`.
+    /// It is in our namespace because the hub has it in its own; put back like the identities.
+    pub(super) remapped: bool,
+    /// The spec or data as our API server stored it after our last write (it may prune fields).
+    pub(super) spec: Option<Box<[u8]>>,
+    /// Fingerprint of `spec`; 0: none.
     pub(super) print: u64,
     /// Canonical fingerprint of the spec that the hub asked for; 0: not known.
     pub(super) asked: u64,
@@ -360,6 +390,7 @@ pub(super) struct Slot {
     pub(super) compare: Option<Box<Compare>>,
     /// Source UID of the hub's object that waits to hear of the end.
     pub(super) report_end: Option<Box<str>>,
+    pub(super) place: Place,
     /// It was being deleted when we first saw it: nobody here knows who asked.
     pub(super) unknown_deletion: bool,
     pub(super) out: Out,
@@ -433,6 +464,7 @@ impl Slot {
             stale_operation: 0,
             compare: None,
             report_end: None,
+            place: Place::Unknown,
             unknown_deletion: false,
             out: Out::default(),
             failures: 0,
@@ -444,6 +476,13 @@ impl Slot {
     /// Source UID of the copy here, also while a local edit hides it; `None`: it is the site's own, or not known to exist now.
     pub(super) fn local_source(&self) -> Option<&str> {
         self.source_of(self.observed.present()?)
+    }
+
+    /// Whether it stands in our namespace because the hub has it in its own; `None`: nothing is known of it.
+    pub(super) fn is_remapped(&self) -> Option<bool> {
+        let reference = self.reference.as_ref().map(|reference| reference.remapped);
+        let known = self.observed.known().map(|known| known.remapped);
+        reference.filter(|is| *is).or(known).or(reference)
     }
 
     /// The same of what was seen last.
@@ -487,6 +526,11 @@ impl Slot {
         };
     }
 
+    /// Whether the peer is to have the object, as far as the API server of this side is concerned.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.observed.present().is_some_and(|present| present.routed)
+    }
+
     /// The acknowledgements that are withheld.
     pub(super) fn acks_mut(&mut self) -> impl Iterator<Item = &mut Option<Ack>> {
         let word = self.word.as_mut().map(|asked| &mut asked.ack);
@@ -497,7 +541,14 @@ impl Slot {
 
     /// Whether nothing would be lost by forgetting it.
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self.observed, Observed::Absent)
+        // What is another agent's may be read again if it ever becomes this one's.
+        let is_nothing = match &self.observed {
+            Observed::Absent => true,
+            Observed::Present(present) => !present.routed,
+            Observed::Unknown(_) => false,
+        };
+        is_nothing
+            && !self.must_read
             && self.outstanding.is_none()
             && self.gone_uid.is_none()
             && self.word.is_none()

@@ -162,6 +162,16 @@ impl Client {
                 let path = format!("{}?fieldManager={FIELD_MANAGER}", key.collection_path());
                 self.call(Method::POST, &path, Some(JSON), object).await
             }
+            Verb::CreateNamespace => {
+                let body = Verb::namespace_body(&key.namespace);
+                self.call(
+                    Method::POST,
+                    &format!("/api/v1/namespaces?fieldManager={FIELD_MANAGER}"),
+                    Some(JSON),
+                    body,
+                )
+                .await
+            }
             Verb::JsonPatch(patch) => {
                 let path = format!("{}?fieldManager={FIELD_MANAGER}", key.path());
                 self.call(Method::PATCH, &path, Some("application/json-patch+json"), patch).await

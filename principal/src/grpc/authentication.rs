@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use agent_core::request::is_dns_label;
 use proto::auth::{AuthRequest, AuthResponse, RefreshTokenRequest};
 use tonic::{Request, Response, Status};
 
@@ -82,7 +83,8 @@ impl Services {
             address = connection.address,
             "agent authenticated"
         );
-        self.versions.remember(&name, &message.version);
+        let namespace = if is_dns_label(&message.agent_namespace) { &*message.agent_namespace } else { "" };
+        self.versions.remember(&name, &message.version, namespace);
         let subject = Identity { client_id: name, mode: message.mode }.to_subject();
         let issue = |audience, lifetime| {
             self.issuer

@@ -52,8 +52,9 @@ async fn open(
         services.hold().await;
         return Err(Status::unauthenticated("autonomous agents are not served"));
     }
-    let peer = Services::peer_of(request.metadata())
-        .unwrap_or_else(|| Peer::go(&services.versions.recall(&name).unwrap_or_default()));
+    let authenticated = services.versions.recall(&name).unwrap_or_default();
+    let namespace = authenticated.namespace.clone();
+    let peer = Peer { namespace, ..Services::peer_of(request.metadata()).unwrap_or(authenticated) };
     let session = Session {
         peer,
         fingerprint: connection.fingerprint().to_owned(),

@@ -40,6 +40,8 @@ pub struct Services {
     pub blocklist: Blocklist,
     /// The principal's own namespace.
     pub namespace: String,
+    /// How Applications are mapped to agents.
+    pub mapping: Mapping,
     /// Compare the certificate's common name with the agent's name at every call.
     pub match_subject: bool,
     /// Limit of a message both ways.
@@ -82,6 +84,8 @@ impl Connection {
 pub struct Settings {
     /// See [`Services`].
     pub namespace: String,
+    /// How Applications are mapped to agents.
+    pub mapping: Mapping,
     /// See [`Services`].
     pub match_subject: bool,
     /// See [`Services`].
@@ -103,6 +107,7 @@ impl Services {
             issuer,
             blocklist,
             namespace: settings.namespace,
+            mapping: settings.mapping,
             match_subject: settings.match_subject,
             max_message: settings.max_message,
             instance: crate::clock::uuid(),
@@ -244,7 +249,8 @@ impl Services {
         let peer = Peer {
             version: crate::version::VERSION.into(),
             instance: self.instance.as_str().into(),
-            mapping: Some(Mapping::Namespace),
+            namespace: Box::default(),
+            mapping: Some(self.mapping),
             capabilities: Capabilities::OURS,
         };
         if let Ok(value) = MetadataValue::try_from(peer.format()) {
@@ -262,19 +268,20 @@ impl Services {
 
 /// What agents called their version when they authenticated: a Go agent does not repeat it on its stream.
 #[derive(Default)]
-struct Versions(Mutex<BTreeMap<String, String>>);
+struct Versions(Mutex<BTreeMap<String, Peer>>);
 
 impl Versions {
-    fn remember(&self, agent: &str, version: &str) {
+    fn remember(&self, agent: &str, version: &str, namespace: &str) {
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // It is only for the log: at the cap, newcomers go without.
+        // At the cap, newcomers go without.
         if map.len() < VERSIONS_MAX || map.contains_key(agent) {
             let end = version.floor_char_boundary(VERSION_LENGTH_MAX);
-            map.insert(agent.to_owned(), version[..end].to_owned());
+            let peer = Peer { namespace: namespace.into(), ..Peer::go(&version[..end]) };
+            map.insert(agent.to_owned(), peer);
         }
     }
 
-    fn recall(&self, agent: &str) -> Option<String> {
+    fn recall(&self, agent: &str) -> Option<Peer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use agent_core::core::{Config, Core, Counters, Note};
 use agent_core::informer::Event;
-use agent_core::peer::{Mapping, Peer};
+use agent_core::peer::Peer;
 use agent_core::rand::Rng;
-use agent_core::request::Request;
+use agent_core::request::{Key, Kind, Request};
 use tokio::sync::Notify;
 
 use super::stream::{AgentStream, Ending, Slot};
@@ -104,10 +104,19 @@ impl Agent {
         tokio::spawn(self.clone().tend(list));
     }
 
+    fn config(&self) -> Config {
+        let shared = &self.shared;
+        Config {
+            mapping: shared.mapping,
+            allowed_namespaces: shared.allowed_namespaces.clone(),
+            regex: crate::namespaces::regex,
+            ..Config::principal(&self.name, &shared.namespace, &shared.principal_uid)
+        }
+    }
+
     fn renew(&self) {
         let clock = self.shared.clock;
-        let config = Config::principal(&self.name, &self.shared.principal_uid);
-        let mut core = Core::new(config, Rng::new(crate::clock::seed()), clock.wall());
+        let mut core = Core::new(self.config(), Rng::new(crate::clock::seed()), clock.wall());
         let mut inner = self.inner();
         if let Some(session) = inner.stream.as_ref().and(inner.session.as_ref()) {
             core.connected(clock.now(), &session.peer);
@@ -151,17 +160,21 @@ impl Agent {
     /// The agent's objects, for a core that joins late: the watch tells only what changes from now on.
     async fn list(self: Arc<Self>) {
         let shared = &self.shared;
-        let selector = shared.selector.query();
-        let mut sink = |event: Event<'_>| self.informed(&event);
-        crate::kube::applications::run(
-            &shared.client,
-            shared.clock,
-            Some(&self.name),
-            &selector,
-            true,
-            &mut sink,
-        )
-        .await;
+        let (selector, config) = (shared.selector.query(), self.config());
+        // Projects before the repositories that follow them.
+        for kind in Kind::ALL {
+            let mut sink = |event: Event<'_>| self.informed(kind, &event);
+            crate::kube::objects::run(
+                &shared.client,
+                shared.clock,
+                kind,
+                config.namespace_of(kind),
+                &selector,
+                true,
+                &mut sink,
+            )
+            .await;
+        }
     }
 
     /// The agent is registered no longer: nothing is owed to it, and its stream ends.
@@ -175,9 +188,15 @@ impl Agent {
     }
 
     /// The API server said so.
-    pub(super) fn informed(&self, event: &Event<'_>) {
+    pub(super) fn informed(&self, kind: Kind, event: &Event<'_>) {
         let now = self.shared.clock.now();
-        self.with_core(|core| feed(core, now, event));
+        self.with_core(|core| feed(core, now, kind, event));
+    }
+
+    /// What decides about this object has changed.
+    pub(super) fn recheck(&self, key: &Key) {
+        let now = self.shared.clock.now();
+        self.with_core(|core| core.recheck(now, key));
     }
 
     /// A message from the agent. `false`: the stream is not the current one any more.
@@ -237,10 +256,14 @@ impl Agent {
             address = session.address,
             "agent connected"
         );
-        if session.peer.mapping == Some(Mapping::Destination) {
+        if let Some(mapping) = session.peer.mapping
+            && mapping != self.shared.mapping
+        {
             tracing::warn!(
                 agent = self.name,
-                "agent maps Applications by destination, this principal by namespace: switch --destination-based-mapping off on the agent"
+                "agent maps Applications by {}, this principal by {}: give both halves the same --destination-based-mapping",
+                mapping.as_str(),
+                self.shared.mapping.as_str()
             );
         }
         let now = self.shared.clock.now();
@@ -418,7 +441,7 @@ fn describe(request: &Request, outcome: &agent_core::request::Outcome) -> String
     use agent_core::request::{Outcome, Verb};
     let verb = match &request.verb {
         Verb::Get => "get",
-        Verb::Create(_) => "create",
+        Verb::Create(_) | Verb::CreateNamespace => "create",
         Verb::JsonPatch(_) => "patch",
         Verb::Delete { .. } => "delete",
     };
@@ -452,6 +475,9 @@ mod tests {
                 selector: Selector::new(""),
                 processors: tokio::sync::Semaphore::new(1),
                 principal_uid: "p".into(),
+                namespace: "argocd".into(),
+                mapping: agent_core::peer::Mapping::Namespace,
+                allowed_namespaces: Vec::new(),
                 max_message: 1 << 20,
             }),
             "agent-1",

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use agent_core::core::Counters;
 use agent_core::informer::Event;
+use agent_core::peer::Mapping;
 use agent_core::request::{Kind, Observation};
+use agent_core::router::{Route, Router};
 use kube::Client;
 use tokio::sync::Semaphore;
 
@@ -32,6 +34,12 @@ pub struct Shared {
     pub processors: Semaphore,
     /// Stamped on what is told to agents.
     pub principal_uid: String,
+    /// Where the hub's Argo CD and this principal run.
+    pub namespace: String,
+    /// How Applications are mapped to agents.
+    pub mapping: Mapping,
+    /// `--allowed-namespaces`, for the cores.
+    pub allowed_namespaces: Vec<String>,
     /// Limit of a message both ways.
     pub max_message: usize,
 }
@@ -41,6 +49,8 @@ pub struct Hub {
     shared: Arc<Shared>,
     allowed: Namespaces,
     agents: Mutex<State>,
+    /// Held while an event is handed to agents: what one event decides must be told before the next one decides.
+    router: Mutex<Router>,
 }
 
 #[derive(Default)]
@@ -48,7 +58,7 @@ struct State {
     agents: BTreeMap<String, Arc<Agent>>,
     /// Of agents that are gone, so that totals never fall.
     retired: Totals,
-    /// The first list of objects is under way, or complete.
+    /// The first list of objects of any kind is under way, or complete.
     listing_began: bool,
     draining: bool,
 }
@@ -75,7 +85,8 @@ impl Totals {
 impl Hub {
     /// No agents yet.
     pub fn new(shared: Shared, allowed: Namespaces) -> Self {
-        Self { shared: Arc::new(shared), allowed, agents: Mutex::default() }
+        let router = Mutex::new(Router::new(shared.mapping, crate::namespaces::regex));
+        Self { shared: Arc::new(shared), allowed, agents: Mutex::default(), router }
     }
 
     /// The registry says which agents there are.
@@ -87,13 +98,23 @@ impl Hub {
             state.retired.add(&agent.counters());
             agent.unmap();
             state.agents.remove(agent.name());
+            self.router().remove_agent(agent.name());
         }
         for name in names {
             let agent = state.agent(&self.shared, name);
             if agent.is_mapped() {
                 continue;
             }
-            if !self.allowed.admit(name) {
+            if *name == self.shared.namespace {
+                if agent.warn_once() {
+                    tracing::warn!(
+                        agent = name.as_str(),
+                        "agent is registered under the name of the principal's namespace: it is not served, rename it"
+                    );
+                }
+                continue;
+            }
+            if self.shared.mapping == Mapping::Namespace && !self.allowed.admit(name) {
                 if agent.warn_once() {
                     tracing::warn!(
                         agent = name.as_str(),
@@ -103,20 +124,25 @@ impl Hub {
                 continue;
             }
             tracing::info!(agent = name.as_str(), "agent is registered");
+            self.router().add_agent(name);
             agent.map(state.listing_began);
         }
         state.agents.retain(|name, agent| names.contains(name) || !agent.is_idle());
     }
 
-    /// What the watch over all namespaces says.
-    pub fn informed(&self, event: &Event<'_>) {
+    /// What the watch over all objects of a kind says.
+    pub fn informed(&self, kind: Kind, event: &Event<'_>) {
         match event {
-            Event::Present { key, .. } | Event::Gone { key, .. } => {
-                // Namespace-based mapping: the namespace is the agent.
-                let agent = self.state().agents.get(&*key.namespace).cloned();
-                if let Some(agent) = agent {
-                    agent.informed(event);
-                }
+            Event::Present { key, object } => {
+                let mut router = self.router();
+                let excluded = key.kind == Kind::Application && !self.admits(&key.namespace);
+                let route = if excluded { Route::default() } else { router.present(key, object) };
+                self.follow(kind, event, route);
+            }
+            Event::Gone { key, .. } => {
+                let mut router = self.router();
+                let route = router.gone(key);
+                self.follow(kind, event, route);
             }
             Event::ListStarted | Event::Synced => {
                 let agents: Vec<_> = {
@@ -126,10 +152,36 @@ impl Hub {
                     state.agents.values().cloned().collect()
                 };
                 for agent in agents {
-                    agent.informed(event);
+                    agent.informed(kind, event);
                 }
             }
         }
+    }
+
+    /// Destination-based mapping: whether Applications of this namespace are synchronised.
+    fn admits(&self, namespace: &str) -> bool {
+        self.shared.mapping == Mapping::Namespace
+            || *namespace == *self.shared.namespace
+            || self.allowed.admit(namespace)
+    }
+
+    fn follow(&self, kind: Kind, event: &Event<'_>, route: Route) {
+        if let Some(note) = &route.note {
+            tracing::warn!("{note}");
+        }
+        let agent = |name: &str| self.state().agents.get(name).cloned();
+        for agent in route.agents.iter().filter_map(|name| agent(name)) {
+            agent.informed(kind, event);
+        }
+        for (name, key) in &route.recheck {
+            if let Some(agent) = agent(name) {
+                agent.recheck(key);
+            }
+        }
+    }
+
+    fn router(&self) -> MutexGuard<'_, Router> {
+        self.router.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The clock of all cores.
@@ -222,10 +274,10 @@ impl State {
 }
 
 /// The informer's event as the core's fact.
-fn feed(core: &mut agent_core::core::Core, now: agent_core::time::Instant, event: &Event<'_>) {
+fn feed(core: &mut agent_core::core::Core, now: agent_core::time::Instant, kind: Kind, event: &Event<'_>) {
     match event {
-        Event::ListStarted => core.list_started(Kind::Application),
-        Event::Synced => core.synced(now, Kind::Application),
+        Event::ListStarted => core.list_started(kind),
+        Event::Synced => core.synced(now, kind),
         Event::Present { key, object } => core.observe(now, key, Observation::Present(object)),
         Event::Gone { key, object } => core.observe(now, key, Observation::Gone(object)),
     }

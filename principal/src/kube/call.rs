@@ -18,6 +18,9 @@ pub async fn execute(client: &Client, selector: &Selector, request: &Request) ->
         Verb::Create(body) => http::Request::post(format!("{}{manager}", request.key.collection_path()))
             .header(CONTENT_TYPE, "application/json")
             .body(body.clone()),
+        Verb::CreateNamespace => http::Request::post(format!("/api/v1/namespaces{manager}"))
+            .header(CONTENT_TYPE, "application/json")
+            .body(Verb::namespace_body(&request.key.namespace)),
         Verb::JsonPatch(body) => http::Request::patch(format!("{path}{manager}"))
             .header(CONTENT_TYPE, "application/json-patch+json")
             .body(body.clone()),
@@ -83,7 +86,7 @@ impl Selector {
 
     /// The label selector of lists and watches.
     pub fn query(&self) -> String {
-        if self.user.is_empty() { IGNORE.to_owned() } else { format!("{IGNORE},{}", self.user) }
+        agent_core::informer::selector(&self.user)
     }
 
     /// A selector of the user's can only be judged by the API server: the read becomes a list of one name.
@@ -170,7 +173,6 @@ pub(crate) fn explain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 const IGNORE_LABEL: &str = "argocd-agent.argoproj-labs.io/ignore-sync";
-const IGNORE: &str = "argocd-agent.argoproj-labs.io/ignore-sync!=true";
 /// The API server gives up on a call after 60 s; half of that leaves time to try again.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// etcd stores at most a few MiB; a larger answer is not an object.

@@ -46,6 +46,8 @@ pub struct Options {
     pub listen_port: u16,
     pub namespace: String,
     pub allowed_namespaces: Vec<String>,
+    /// Applications name their agent by destination, not by namespace.
+    pub destination_based_mapping: bool,
     pub label_selector: String,
     pub event_processors: usize,
     pub kubeconfig: String,
@@ -342,6 +344,7 @@ impl Values {
             listen_port,
             namespace: self.text("namespace"),
             allowed_namespaces: self.list("allowed-namespaces"),
+            destination_based_mapping: self.bool("destination-based-mapping"),
             label_selector: self.text("label-selector"),
             event_processors: positive(self.int("event-processors"), "event-processors")?,
             kubeconfig: self.text("kubeconfig"),
@@ -439,7 +442,6 @@ mod tests {
 
     #[test]
     fn later_features_refuse_or_warn() {
-        assert!(run("-n a --destination-based-mapping", &[]).is_err());
         assert!(run("-n a --ha-enabled=true", &[]).is_err());
         assert!(run("-n a --ha-enabled=false", &[]).unwrap().warnings.is_empty());
         let options = run("-n a --redis-server-address r:1", &[]).unwrap();

@@ -137,7 +137,7 @@ pub const FLAGS: &[Flag] = &[
         "ARGOCD_PRINCIPAL_DESTINATION_BASED_MAPPING",
         Bool,
         "false",
-        Refused("Applications are mapped to agents by namespace in this version"),
+        Built,
         "Map Applications to agents by destination name instead of by namespace",
     ),
     flag(

@@ -125,7 +125,8 @@ impl Cluster {
         let mut cluster_rules = vec![argoproj_rule(&["applications"], EVERY_VERB)];
         let mut rules = vec![
             core_rule(&["secrets"], &["get", "list", "watch"]),
-            core_rule(&["configmaps"], &["get", "create"]),
+            core_rule(&["configmaps"], &["get", "create", "list", "watch"]),
+            argoproj_rule(&["appprojects"], &["get", "list", "watch"]),
         ];
         if rights == Rights::Reference {
             cluster_rules = vec![
@@ -145,7 +146,10 @@ impl Cluster {
         self.ensure_namespace(namespace)?;
         let (rules, cluster_rules) = match rights {
             Rights::Lite => (
-                vec![argoproj_rule(&["applications"], EVERY_VERB), core_rule(&["secrets"], &["get"])],
+                vec![
+                    argoproj_rule(&["applications", "appprojects"], EVERY_VERB),
+                    core_rule(&["secrets", "configmaps"], EVERY_VERB),
+                ],
                 Vec::new(),
             ),
             Rights::Reference => (

@@ -4,6 +4,9 @@ use std::fmt;
 
 use agent_core::rand::Rng;
 
+use super::content;
+use super::model::Version;
+
 /// One of the two clusters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Side {
@@ -114,6 +117,13 @@ pub enum Action {
         app: u8,
         healthy: bool,
     },
+    /// Destination mapping: it becomes another agent's, or this one's again.
+    Move {
+        app: u8,
+        away: bool,
+    },
+    /// Projects, repositories and keys.
+    Content(content::Action),
     Cut {
         millis: u64,
     },
@@ -129,6 +139,10 @@ pub enum Action {
     List {
         side: Side,
         fault: ListFault,
+    },
+    /// One frame to this side is acknowledged and not carried out.
+    Swallow {
+        side: Side,
     },
     BreakWatch {
         side: Side,
@@ -164,10 +178,32 @@ pub enum Family {
     Api,
     /// Local edits and deletions on the site.
     Drift,
+    /// Our principal with an agent of the reference; the steps are those of the families above in turn.
+    RModel,
+}
+
+/// Which halves sit where, the hub's first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pairing {
+    OursOurs,
+    OursModel(Version),
+}
+
+impl Pairing {
+    /// Where the reference's half sits.
+    pub const fn foreign(self) -> Option<Side> {
+        match self {
+            Self::OursOurs => None,
+            Self::OursModel(_) => Some(Side::Edge),
+        }
+    }
 }
 
 impl Family {
-    pub const ALL: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
+    pub const ALL: [Self; 6] =
+        [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift, Self::RModel];
+    /// Those of our own pair, by what they emphasise.
+    pub const STEPS: [Self; 5] = [Self::Mixed, Self::Deletes, Self::Operations, Self::Api, Self::Drift];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -176,6 +212,24 @@ impl Family {
             Self::Operations => "operations",
             Self::Api => "api",
             Self::Drift => "drift",
+            Self::RModel => "r-model",
+        }
+    }
+
+    /// Which halves meet in the run of a seed.
+    pub const fn pairing(self, seed: u64) -> Pairing {
+        let version = if turn(seed).is_multiple_of(2) { Version::Head } else { Version::V0_9_0 };
+        match self {
+            Self::RModel => Pairing::OursModel(version),
+            _ => Pairing::OursOurs,
+        }
+    }
+
+    /// The family whose steps are played.
+    const fn steps(self, seed: u64) -> Self {
+        match self {
+            Self::RModel => Self::STEPS[(turn(seed) / 2 % 5) as usize],
+            own => own,
         }
     }
 
@@ -187,7 +241,7 @@ impl Family {
     /// unmark, local, squat, health.
     const fn weights(self) -> [u64; 14] {
         match self {
-            Self::Mixed => [14, 20, 6, 16, 4, 6, 8, 5, 8, 4, 2, 1, 2, 8],
+            Self::Mixed | Self::RModel => [14, 20, 6, 16, 4, 6, 8, 5, 8, 4, 2, 1, 2, 8],
             Self::Deletes => [26, 10, 3, 6, 1, 2, 20, 16, 4, 6, 2, 1, 4, 4],
             Self::Operations => [10, 8, 3, 40, 12, 14, 4, 3, 2, 2, 1, 1, 1, 4],
             Self::Api => [14, 22, 6, 14, 3, 5, 8, 5, 6, 4, 1, 1, 2, 8],
@@ -198,6 +252,7 @@ impl Family {
 
 /// The steps of one seed: at least 20 Applications, 200 operations of users, 3 cuts, one crash of each half.
 pub fn generate(seed: u64, family: Family) -> Vec<Step> {
+    let family = family.steps(seed);
     let mut rng = Rng::new(seed ^ SCENARIO);
     let apps = 20 + rng.below(10);
     let mut steps = Vec::with_capacity(320);
@@ -243,6 +298,14 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
         steps.push(Step { at, action });
     }
     let end = at;
+    // Of another stream of numbers: what is generated for Applications does not depend on it.
+    let mut others = Rng::new(seed ^ SCENARIO ^ 1);
+    for number in 0..30 + others.below(20) {
+        let early = if number < 12 { 8_000 } else { end };
+        let at = others.below(early);
+        let value = 1000 + number as u32;
+        steps.push(Step { at, action: Action::Content(content::Action::draw(&mut others, value)) });
+    }
     let mut trouble = |rng: &mut Rng, action: Action| steps.push(Step { at: 2000 + rng.below(end), action });
     for _ in 0..3 + rng.below(3) {
         let longest = if rng.below(2) == 0 { 8_000 } else { 45_000 };
@@ -279,6 +342,14 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
         };
         trouble(&mut rng, action);
     }
+    for _ in 0..6 {
+        let (app, away) = (others.below(apps) as u8, others.below(2) == 0);
+        trouble(&mut others, Action::Move { app, away });
+    }
+    if others.below(3) == 0 {
+        let side = if others.below(2) == 0 { Side::Hub } else { Side::Edge };
+        trouble(&mut others, Action::Swallow { side });
+    }
     if family == Family::Deletes && rng.below(2) == 0 {
         // Many at once while the principal is away: only a resync can tell the site.
         let at = 5_000 + rng.below(end);
@@ -292,6 +363,11 @@ pub fn generate(seed: u64, family: Family) -> Vec<Step> {
     // Stable: what was generated first for a moment happens first.
     steps.sort_by_key(|step| step.at);
     steps
+}
+
+/// Counts on within a family, whether its seeds are dealt out among all families or run one after the other.
+const fn turn(seed: u64) -> u64 {
+    seed / Family::ALL.len() as u64 + seed % Family::ALL.len() as u64
 }
 
 /// Keeps the generator of steps apart from the world's.

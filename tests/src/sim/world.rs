@@ -5,18 +5,22 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_core::cloudevent::EventView;
 use agent_core::core::Config;
+use agent_core::event::{EventType, Target, Type};
 use agent_core::informer::{End, parse_status};
+use agent_core::peer::Mapping;
 use agent_core::rand::Rng;
 use agent_core::request::{Key, Outcome, Verb};
 use agent_core::time::{Instant, Wall};
 use serde_json::{Value, json};
 
 use super::checker::{Checker, SOURCE_UID, Violation};
-use super::half::{Answer, Call, CoreHalf, Half, What};
+use super::half::{Answer, Ask, Call, CoreHalf, Half, Until, What};
+use super::model::{AgentModel, AgentOptions};
 use super::plant::{FrameKind, Plant, forged_ack, frame_kind};
-use super::scenario::{Action, Fault, ListFault, Side, Step};
-use super::{AGENT, Counters, EDGE_NAMESPACE, PRINCIPAL_UID, Report};
+use super::scenario::{Action, Fault, ListFault, Pairing, Side, Step};
+use super::{AGENT, Counters, EDGE_NAMESPACE, HUB_NAMESPACE, PRINCIPAL_UID, Report, content};
 use crate::controller;
 use crate::kube::closure::{Route, Shape};
 use crate::kube::query::Query;
@@ -32,6 +36,8 @@ pub(super) struct World {
     /// How many delays were drawn at a moment.
     drawn: (Instant, u64),
     seed: u64,
+    pairing: Pairing,
+    mapping: Mapping,
     plant: Option<Plant>,
     heap: BinaryHeap<Entry>,
     sequence: u64,
@@ -46,20 +52,34 @@ pub(super) struct World {
     /// Delete frames seen, for the plant that drops one.
     deletes_seen: u64,
     confirmed: BTreeSet<String>,
+    /// Event ids of rounds.
+    rounds: BTreeSet<String>,
+    /// The next object frame to each side is acknowledged and not delivered.
+    swallow: [bool; 2],
+    /// Nothing happens for long: the controller and the watches rest.
+    calm: bool,
 }
 
 /// One cluster and the half that lives there.
 struct Station {
     namespace: &'static str,
+    argocd_namespace: &'static str,
     store: Store,
     half: Option<Box<dyn Half>>,
     incarnation: u32,
     faults: Vec<Fault>,
     list_fault: Option<ListFault>,
-    watch: Option<OpenWatch>,
+    watches: BTreeMap<Resource, OpenWatch>,
     /// The stream that this half believes in; 0: none.
     stream: u64,
     held: BTreeSet<Key>,
+}
+
+impl Station {
+    /// Applications live in the agent's namespace, everything else in Argo CD's.
+    fn namespace_of(&self, resource: Resource) -> &'static str {
+        if resource == APPLICATION { self.namespace } else { self.argocd_namespace }
+    }
 }
 
 struct OpenWatch {
@@ -132,22 +152,36 @@ impl Ord for Entry {
 }
 
 impl World {
-    pub(super) fn new(seed: u64, plant: Option<Plant>) -> Self {
+    pub(super) fn new(seed: u64, pairing: Pairing, plant: Option<Plant>) -> Self {
         let mut rng = Rng::new(seed ^ WORLD);
-        let mut station = |namespace| Station {
+        let mut station = |namespace, argocd_namespace| Station {
             namespace,
+            argocd_namespace,
             store: Store::new(rng.next_u64(), WALL),
             half: None,
             incarnation: 0,
             faults: Vec::new(),
             list_fault: None,
-            watch: None,
+            watches: BTreeMap::new(),
             stream: 0,
             held: BTreeSet::new(),
         };
-        let stations = [station(AGENT), station(EDGE_NAMESPACE)];
+        // One run in four of our own pair has the hub's Applications beside its Argo CD.
+        let mapping = if pairing == Pairing::OursOurs && (seed / 5).is_multiple_of(4) {
+            Mapping::Destination
+        } else {
+            Mapping::Namespace
+        };
+        let hub_namespace = if mapping == Mapping::Destination { HUB_NAMESPACE } else { AGENT };
+        let mut stations = [station(hub_namespace, HUB_NAMESPACE), station(EDGE_NAMESPACE, EDGE_NAMESPACE)];
+        // What an installation of Argo CD brings along.
+        for object in content::installed() {
+            let store = &mut stations[Side::Edge.index()].store;
+            let created = store.create(content::resource_of(&object), EDGE_NAMESPACE, object);
+            debug_assert!(created.is_ok(), "{created:?}");
+        }
         let edge = &stations[Side::Edge.index()].store;
-        let checker = Checker::new(&stations[Side::Hub.index()].store, edge);
+        let checker = Checker::new(pairing, hub_namespace, &stations[Side::Hub.index()].store, edge);
         let options =
             WatchOptions { resource_version: edge.revision().to_string(), ..WatchOptions::default() };
         let watch = match edge.watch(APPLICATION, None, &options) {
@@ -165,6 +199,8 @@ impl World {
             now: Instant::from_millis(1),
             drawn: (Instant::ZERO, 0),
             seed,
+            pairing,
+            mapping,
             plant,
             heap: BinaryHeap::new(),
             sequence: 0,
@@ -178,6 +214,9 @@ impl World {
             last_frame: Instant::ZERO,
             deletes_seen: 0,
             confirmed: BTreeSet::new(),
+            rounds: BTreeSet::new(),
+            swallow: [false; 2],
+            calm: false,
         };
         for side in Side::BOTH {
             world.start(side);
@@ -204,27 +243,15 @@ impl World {
         let end = steps.last().map_or(Instant::ZERO, |step| Instant::from_millis(step.at));
         self.run_until(end + Duration::from_millis(1))?;
         self.heal();
-        let healed = self.now;
-        // Everything equal, and nobody owes anything.
-        let mut difference;
-        loop {
-            self.run_until(self.now + SETTLE_SLICE)?;
-            self.confirm_held()?;
-            let [hub, edge] = &self.stations;
-            difference = self.checker.difference(&hub.store, &edge.store);
-            let settled = Side::BOTH.iter().all(|side| self.is_settled(*side));
-            if difference.is_none() && settled && self.now - self.last_frame >= QUIET {
-                break;
-            }
-            if self.now - healed >= SETTLE_LIMIT {
-                let text = difference.unwrap_or_else(|| self.unsettled());
-                return Err(Violation::new(
-                    "not-equal",
-                    format!("{text} ({} s after healing)", SETTLE_LIMIT.as_secs()),
-                ));
-            }
+        self.settle()?;
+        for until in [Until::Round, Until::Restart] {
+            self.mend(until)?;
         }
         self.checker.finish(&self.stations[Side::Edge.index()].store)?;
+        if self.pairing != Pairing::OursOurs {
+            // The reference never comes to rest: it tells what it watches again and again.
+            return Ok(());
+        }
         // Nothing happens any more except what the controller rewrites.
         let (frames, writes) = (self.last_frame, self.last_write);
         self.run_until(self.now + IDLE)?;
@@ -242,14 +269,91 @@ impl World {
         }
     }
 
+    /// Until everything is equal, and nobody owes anything.
+    fn settle(&mut self) -> Result<(), Violation> {
+        let healed = self.now;
+        loop {
+            self.run_until(self.now + SETTLE_SLICE)?;
+            self.confirm_held()?;
+            self.take_lapses();
+            let [hub, edge] = &self.stations;
+            let difference = self.checker.difference(&hub.store, &edge.store);
+            let settled = Side::BOTH.iter().all(|side| self.is_settled(*side));
+            if difference.is_none() && settled && self.now - self.last_frame >= QUIET {
+                return Ok(());
+            }
+            if self.now - healed >= SETTLE_LIMIT {
+                let (rule, text) = match difference {
+                    Some(difference) => ("not-equal", difference),
+                    None => ("not-settled", self.unsettled()),
+                };
+                return Err(Violation::new(
+                    rule,
+                    format!("{text} ({} s after healing)", SETTLE_LIMIT.as_secs()),
+                ));
+            }
+        }
+    }
+
+    /// What the foreign half lost is mended, and is then equal too.
+    fn mend(&mut self, until: Until) -> Result<(), Violation> {
+        let Some(foreign) = self.pairing.foreign() else { return Ok(()) };
+        self.take_lapses();
+        if !self.checker.has_lapses(until) {
+            return Ok(());
+        }
+        if until == Until::Round {
+            self.wait_for_round(foreign.other())?;
+        } else {
+            self.count("model_restarts");
+            self.crash(foreign, 1_000);
+        }
+        self.settle()
+    }
+
+    /// Until our half compares everything with the foreign one, which takes a day.
+    fn wait_for_round(&mut self, side: Side) -> Result<(), Violation> {
+        let rounds = |world: &Self| {
+            world.stations[side.index()].half.as_ref().map_or(0, |half| half.counters().rounds)
+        };
+        let (before, limit) = (rounds(self), self.now + ROUND_LIMIT);
+        self.calm = true;
+        while rounds(self) == before {
+            if self.now >= limit {
+                return Err(Violation::new(
+                    "no-round",
+                    "our half has not compared anything for a day and a half",
+                ));
+            }
+            self.run_until(self.now + Duration::from_secs(60))?;
+        }
+        self.calm = false;
+        self.count("model_rounds");
+        self.checker.compared();
+        Ok(())
+    }
+
+    fn take_lapses(&mut self) {
+        let Some(foreign) = self.pairing.foreign() else { return };
+        let Some(half) = &mut self.stations[foreign.index()].half else { return };
+        for lapse in half.take_lapses() {
+            self.counters.add("lapses", 1);
+            self.checker.lapsed(&lapse);
+        }
+    }
+
     fn is_settled(&self, side: Side) -> bool {
         let station = &self.stations[side.index()];
-        station.stream != 0 && station.half.as_ref().is_some_and(|half| half.is_settled())
+        station.stream != 0
+            && station.half.as_ref().is_some_and(|half| {
+                half.is_settled(&|kind, name| self.checker.is_excused(Resource::from(kind), name))
+            })
     }
 
     fn unsettled(&self) -> String {
         let unsettled: Vec<Side> = Side::BOTH.into_iter().filter(|side| !self.is_settled(*side)).collect();
-        format!("equal, but not settled: {unsettled:?}")
+        let quiet = (self.now - self.last_frame).as_secs();
+        format!("equal, but not settled: {unsettled:?}, the last frame {quiet} s ago")
     }
 
     fn at(&mut self, at: Instant, due: Due) {
@@ -334,6 +438,10 @@ impl World {
                 self.watch_turn(side, incarnation, id);
                 Ok(())
             }
+            Due::WatchEnd { side, incarnation, id } if self.calm => {
+                self.after(CONTROLLER_PERIOD, Due::WatchEnd { side, incarnation, id });
+                Ok(())
+            }
             Due::WatchEnd { side, incarnation, id } => {
                 self.watch_end(side, incarnation, id);
                 Ok(())
@@ -369,7 +477,7 @@ impl World {
             Due::Controller => self.control(false),
             Due::ControllerPeriod => {
                 self.after(CONTROLLER_PERIOD, Due::ControllerPeriod);
-                self.control(true)
+                if self.calm { Ok(()) } else { self.control(true) }
             }
         }
     }
@@ -380,8 +488,12 @@ impl World {
         while let Some(call) = self.stations[side.index()].half.as_mut().and_then(|half| half.poll_call(now))
         {
             let incarnation = self.stations[side.index()].incarnation;
-            if matches!(call.what, What::Fetch { .. }) {
-                self.stations[side.index()].watch = None;
+            if let What::Fetch { path } = &call.what
+                && let Route::Collection { resource, .. } =
+                    Route::parse(path.split('?').next().unwrap_or_default())
+            {
+                // A new list or watch of a kind replaces the one before.
+                self.stations[side.index()].watches.remove(&resource);
             }
             let delay = self.millis(1, 20);
             self.after(delay, Due::Call { side, incarnation, call });
@@ -405,10 +517,23 @@ impl World {
     }
 
     fn transmit(&mut self, to: Side, stream: u64, frame: Vec<u8>) -> Result<(), Violation> {
-        self.last_frame = self.now;
+        if !self.is_round(&frame) {
+            self.last_frame = self.now;
+        }
         self.hash.add(self.now, to.index() as u64, &frame);
         self.counters.add(if to == Side::Hub { "frames_to_hub" } else { "frames_to_edge" }, 1);
         self.counters.add("frame_bytes", frame.len() as u64);
+        if self.swallow[to.index()] && can_be_mended(&frame) {
+            self.swallow[to.index()] = false;
+            self.count("swallowed");
+            let name = frame_object(&frame)["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            if let Some(kind) = EventView::decode(&frame).ok().and_then(|event| event.target()?.kind()) {
+                self.checker.swallowed(kind, name);
+            }
+            if let Some(ack) = forged_ack(&frame) {
+                return self.transmit_raw(to.other(), stream, ack);
+            }
+        }
         if self.plant.is_some() && self.swallowed(to, frame_kind(&frame), &frame) {
             // The planted fault answers in the receiver's place.
             if let Some(ack) = forged_ack(&frame) {
@@ -416,6 +541,16 @@ impl World {
             }
         }
         self.transmit_raw(to, stream, frame)
+    }
+
+    /// A round comes when its time is there; that it finds nothing is what matters.
+    fn is_round(&mut self, frame: &[u8]) -> bool {
+        let Ok(event) = EventView::decode(frame) else { return false };
+        if event.event_type() == EventType::Known(Type::ResyncDigest) {
+            self.rounds.insert(event.event_id.to_owned());
+            return true;
+        }
+        event.is_ack() && self.rounds.remove(event.event_id)
     }
 
     fn transmit_raw(&mut self, to: Side, stream: u64, frame: Vec<u8>) -> Result<(), Violation> {
@@ -444,7 +579,7 @@ impl World {
             (Some(Plant::OperationAtSendTime), FrameKind::Application(Type::SetOperation)) => {
                 let name = frame_object(frame)["metadata"]["name"].as_str().unwrap_or_default().to_owned();
                 let hub = &self.stations[Side::Hub.index()].store;
-                hub.get(APPLICATION, AGENT, &name)
+                hub.get(APPLICATION, self.stations[Side::Hub.index()].namespace, &name)
                     .is_ok_and(|object| object.value().get("operation").is_none())
             }
             _ => false,
@@ -556,15 +691,27 @@ impl World {
     }
 
     fn start(&mut self, side: Side) {
-        let config = match side {
-            Side::Hub => Config::principal(AGENT, PRINCIPAL_UID),
-            Side::Edge => Config::agent(EDGE_NAMESPACE),
-        };
+        let round_interval = if self.plant.is_none() { ROUND_INTERVAL } else { Duration::ZERO };
         let believes = self.plant == Some(Plant::DeleteOnEmptyList) && side == Side::Hub;
         let wall = Wall { epoch_millis_at_zero: WALL.epoch_millis_at_zero };
         let incarnation = u64::from(self.stations[side.index()].incarnation);
         let half_seed = self.seed.wrapping_mul(1024) + incarnation * 2 + side.index() as u64;
-        let mut half = Box::new(CoreHalf::new(config, half_seed, wall, believes));
+        let mapping = self.mapping;
+        let ours = |config| {
+            Box::new(CoreHalf::new(Config { round_interval, mapping, ..config }, half_seed, wall, believes))
+        };
+        let mut half: Box<dyn Half> = match (side, self.pairing) {
+            (Side::Edge, Pairing::OursModel(version)) => {
+                let mut options = AgentOptions::new(version, EDGE_NAMESPACE);
+                if self.seed.is_multiple_of(3) {
+                    // A queue that overflows.
+                    options.queue = 20;
+                }
+                Box::new(AgentModel::new(options, half_seed, wall))
+            }
+            (Side::Hub, _) => ours(Config::principal(AGENT, HUB_NAMESPACE, PRINCIPAL_UID)),
+            (Side::Edge, _) => ours(Config::agent(EDGE_NAMESPACE)),
+        };
         half.handle_timeout(self.now);
         self.stations[side.index()].half = Some(half);
     }
@@ -574,6 +721,8 @@ impl World {
             return;
         }
         self.collect_counters(side);
+        self.take_lapses();
+        self.checker.restarts(side);
         self.counters.add(if side == Side::Hub { "crashes_hub" } else { "crashes_edge" }, 1);
         let detected = self.millis(10, 20_000);
         self.lose_stream(detected, detected);
@@ -583,7 +732,7 @@ impl World {
         let station = &mut self.stations[side.index()];
         station.half = None;
         station.stream = 0;
-        station.watch = None;
+        station.watches.clear();
         station.list_fault = None;
         station.held.clear();
         station.incarnation += 1;
@@ -594,6 +743,9 @@ impl World {
 
     fn collect_counters(&mut self, side: Side) {
         let Some(half) = &self.stations[side.index()].half else { return };
+        for (name, count) in half.exercised() {
+            self.counters.add(name, count);
+        }
         let counted = half.counters();
         for (name, count) in [
             ("resent", counted.resent),
@@ -605,6 +757,8 @@ impl World {
             ("held", counted.held),
             ("resyncs", counted.resyncs),
             ("late_acks", counted.late_acks),
+            ("rounds", counted.rounds),
+            ("rounds_equal", counted.rounds_equal),
         ] {
             self.counters.add(name, count);
         }
@@ -640,8 +794,9 @@ impl World {
                     self.forget_history(side)?;
                 }
             }
+            Action::Swallow { side } => self.swallow[side.index()] = true,
             Action::BreakWatch { side } => {
-                if self.stations[side.index()].watch.is_some() {
+                if !self.stations[side.index()].watches.is_empty() {
                     self.counters.add("watches_broken", 1);
                     self.break_watch(side);
                 }
@@ -674,14 +829,15 @@ impl World {
     fn break_watch(&mut self, side: Side) {
         let station = &mut self.stations[side.index()];
         let incarnation = station.incarnation;
-        if let Some(open) = station.watch.take() {
+        for open in core::mem::take(&mut station.watches).into_values() {
             self.answer(side, incarnation, open.id, Answer::End(End::Broken("connection reset".to_owned())));
         }
     }
 
     fn act_user(&mut self, action: Action) -> Result<(), Violation> {
         let hub = |world: &Self, app: u8| {
-            world.stations[Side::Hub.index()].store.get(APPLICATION, AGENT, &name_of(app)).ok()
+            let station = &world.stations[Side::Hub.index()];
+            station.store.get(APPLICATION, station.namespace, &name_of(app)).ok()
         };
         let edge = |world: &Self, name: &str| {
             world.stations[Side::Edge.index()].store.get(APPLICATION, EDGE_NAMESPACE, name).ok()
@@ -824,10 +980,20 @@ impl World {
                     self.wake_controller();
                 }
             }
+            Action::Move { app, away } => {
+                if self.mapping == Mapping::Destination && hub(self, app).is_some() {
+                    self.count("moves");
+                    let name = if away { "agent-2" } else { AGENT };
+                    let patch = json!({"spec": {"destination": {"name": name}}});
+                    self.write(Side::Hub, &name_of(app), patch)?;
+                }
+            }
+            Action::Content(action) => self.act_on_content(action)?,
             Action::Cut { .. }
             | Action::Crash { .. }
             | Action::Api { .. }
             | Action::List { .. }
+            | Action::Swallow { .. }
             | Action::BreakWatch { .. }
             | Action::Compact { .. } => {}
         }
@@ -847,26 +1013,86 @@ impl World {
 
     fn create(&mut self, side: Side, name: &str, mut object: Value) -> Result<(), Violation> {
         object["metadata"]["name"] = json!(name);
+        self.create_of(side, APPLICATION, object)
+    }
+
+    fn create_of(&mut self, side: Side, resource: Resource, object: Value) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         station
             .store
-            .create(APPLICATION, station.namespace, object)
+            .create(resource, station.namespace_of(resource), object)
             .map_err(|status| Violation::new("simulator", format!("create {name}: {}", status.message)))?;
         self.changed(side)
     }
 
     fn write(&mut self, side: Side, name: &str, patch: Value) -> Result<(), Violation> {
+        self.patch(side, APPLICATION, name, &patch)
+    }
+
+    fn patch(&mut self, side: Side, resource: Resource, name: &str, patch: &Value) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
+        let namespace = station.namespace_of(resource);
         // A name that is gone meanwhile, or a version that is not the latest: the writer comes back.
-        let _ = station.store.patch_value(APPLICATION, station.namespace, name, PatchType::Merge, &patch);
+        let _ = station.store.patch_value(resource, namespace, name, PatchType::Merge, patch);
         self.changed(side)
     }
 
     fn delete(&mut self, side: Side, name: &str) -> Result<(), Violation> {
+        self.delete_of(side, APPLICATION, name)
+    }
+
+    fn delete_of(&mut self, side: Side, resource: Resource, name: &str) -> Result<(), Violation> {
         let station = &mut self.stations[side.index()];
+        let namespace = station.namespace_of(resource);
         // What is gone already is deleted.
-        let _ = station.store.delete(APPLICATION, station.namespace, name, &Preconditions::default());
+        let _ = station.store.delete(resource, namespace, name, &Preconditions::default());
         self.changed(side)
+    }
+
+    /// Somebody on the hub writes a project, a repository or the keys as a whole.
+    fn put(&mut self, object: Value) -> Result<(), Violation> {
+        let resource = content::resource_of(&object);
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let station = &self.stations[Side::Hub.index()];
+        if station.store.get(resource, station.namespace_of(resource), &name).is_err() {
+            return self.create_of(Side::Hub, resource, object);
+        }
+        self.patch(Side::Hub, resource, &name, &object)
+    }
+
+    fn act_on_content(&mut self, action: content::Action) -> Result<(), Violation> {
+        use content::Action;
+        let (resource, name) = action.object();
+        match action {
+            Action::Put { .. } => {
+                self.count("content_written");
+                self.put(action.body())
+            }
+            Action::Delete { .. } => {
+                let station = &self.stations[Side::Hub.index()];
+                if station.store.get(resource, station.namespace_of(resource), &name).is_ok() {
+                    self.count("content_deleted");
+                    self.delete_of(Side::Hub, resource, &name)?;
+                }
+                Ok(())
+            }
+            Action::EdgeEdit { .. } | Action::EdgeDelete { .. } => {
+                let edge = &self.stations[Side::Edge.index()].store;
+                let is_copy = edge
+                    .get(resource, EDGE_NAMESPACE, &name)
+                    .is_ok_and(|object| object.value()["metadata"]["annotations"].get(SOURCE_UID).is_some());
+                if !is_copy {
+                    return Ok(());
+                }
+                if matches!(action, Action::EdgeDelete { .. }) {
+                    self.count("content_edge_deletes");
+                    return self.delete_of(Side::Edge, resource, &name);
+                }
+                self.count("content_edge_edits");
+                self.patch(Side::Edge, resource, &name, &action.body())
+            }
+        }
     }
 
     /// A store may have changed: everybody who watches it gets a turn.
@@ -875,6 +1101,10 @@ impl World {
         let mut arrived = 0;
         self.checker.follow(self.now, side, &station.store, &mut arrived)?;
         self.counters.add("operations_arrived", arrived);
+        if side == Side::Hub {
+            let withdrawn = self.checker.follow_content(&self.stations[Side::Hub.index()].store);
+            self.counters.add("content_withdrawn", withdrawn);
+        }
         self.schedule_watch(side);
         if side == Side::Edge {
             self.wake_controller();
@@ -886,20 +1116,24 @@ impl World {
         let delay = self.millis(1, 60);
         let station = &mut self.stations[side.index()];
         let incarnation = station.incarnation;
-        let Some(open) = &mut station.watch else { return };
-        if open.scheduled || open.watch.is_current(&station.store) {
-            return;
+        let mut due = Vec::new();
+        for open in station.watches.values_mut() {
+            if !open.scheduled && !open.watch.is_current(&station.store) {
+                open.scheduled = true;
+                due.push(open.id);
+            }
         }
-        open.scheduled = true;
-        let id = open.id;
-        self.after(delay, Due::WatchTurn { side, incarnation, id });
+        for id in due {
+            self.after(delay, Due::WatchTurn { side, incarnation, id });
+        }
     }
 
     fn watch_turn(&mut self, side: Side, incarnation: u32, id: u64) {
         let station = &mut self.stations[side.index()];
-        let Some(open) =
-            station.watch.as_mut().filter(|open| open.id == id && station.incarnation == incarnation)
-        else {
+        if station.incarnation != incarnation {
+            return;
+        }
+        let Some((&resource, open)) = station.watches.iter_mut().find(|(_, open)| open.id == id) else {
             return;
         };
         open.scheduled = false;
@@ -909,7 +1143,7 @@ impl World {
         }
         let ended = open.watch.has_ended();
         if ended {
-            station.watch = None;
+            station.watches.remove(&resource);
         }
         self.answer(side, incarnation, id, Answer::Bytes(&lines));
         if ended {
@@ -920,11 +1154,11 @@ impl World {
 
     fn watch_end(&mut self, side: Side, incarnation: u32, id: u64) {
         let station = &mut self.stations[side.index()];
-        let is_open = station.watch.as_ref().is_some_and(|open| open.id == id);
-        if !is_open || station.incarnation != incarnation {
+        if station.incarnation != incarnation {
             return;
         }
-        let Some(open) = station.watch.take() else { return };
+        let Some((&resource, _)) = station.watches.iter().find(|(_, open)| open.id == id) else { return };
+        let Some(open) = station.watches.remove(&resource) else { return };
         if let Some(event) = station.store.bookmark(&open.watch) {
             self.answer(side, incarnation, id, Answer::Bytes(&event.line()));
         }
@@ -951,21 +1185,17 @@ impl World {
                 }
                 Ok(())
             }
-            What::Object { key, verb } => self.serve_object(side, incarnation, id, &key, verb),
+            what => self.serve_call(side, incarnation, id, what),
         }
     }
 
-    fn serve_object(
-        &mut self,
-        side: Side,
-        incarnation: u32,
-        id: u64,
-        key: &Key,
-        verb: Verb,
-    ) -> Result<(), Violation> {
+    fn serve_call(&mut self, side: Side, incarnation: u32, id: u64, what: What) -> Result<(), Violation> {
         let faults = &mut self.stations[side.index()].faults;
         let fault = if faults.is_empty() { None } else { Some(faults.remove(0)) };
-        let is_read = matches!(verb, Verb::Get);
+        let (is_read, name) = match &what {
+            What::Object { key, ask } => (matches!(ask, Ask::Core(Verb::Get)), key.name.to_string()),
+            What::List { .. } | What::Fetch { .. } => (true, String::new()),
+        };
         let mut delay = self.millis(1, 40);
         let refuse = |code, reason: &str, retry_after| {
             Outcome::Status(agent_core::request::Status {
@@ -987,7 +1217,7 @@ impl World {
             Some(Fault::Refused) if !is_read => {
                 self.count("api_refusals");
                 if side == Side::Edge {
-                    self.checker.refused(self.now, &key.name);
+                    self.checker.refused(self.now, &name);
                 }
                 refuse(422, "Invalid", None)
             }
@@ -999,50 +1229,79 @@ impl World {
             Some(Fault::LostAnswer) => {
                 self.count("lost_answers");
                 self.checker.excuse_repetition(self.now);
-                self.execute(side, key, verb)?;
+                self.execute(side, what)?;
                 delay = self.millis(1, 15_000);
                 Outcome::Unknown("connection reset".to_owned())
             }
             Some(Fault::Slow) => {
                 self.count("slow_answers");
                 delay = self.millis(2_000, 40_000);
-                self.execute(side, key, verb)?
+                self.execute(side, what)?
             }
-            Some(Fault::Refused) | None => self.execute(side, key, verb)?,
+            Some(Fault::Refused) | None => self.execute(side, what)?,
         };
         self.after(delay, Due::Outcome { side, incarnation, id, outcome });
         Ok(())
     }
 
-    fn execute(&mut self, side: Side, key: &Key, verb: Verb) -> Result<Outcome, Violation> {
+    fn execute(&mut self, side: Side, what: What) -> Result<Outcome, Violation> {
         let station = &mut self.stations[side.index()];
         let store = &mut station.store;
         let before = store.revision();
+        let (key, ask) = match what {
+            What::Object { key, ask } => (key, ask),
+            What::List { path } | What::Fetch { path } => {
+                return Ok(match list(store, &path) {
+                    Ok(body) => Outcome::Done(body),
+                    Err(status) => Outcome::Status(parse_status(status.code, &status.to_json())),
+                });
+            }
+        };
         let resource = Resource::from(key.kind);
         let (namespace, name) = (&*key.namespace, &*key.name);
-        let result: Result<Vec<u8>, Status> = match verb {
-            Verb::Get => {
+        let result: Result<Vec<u8>, Status> = match ask {
+            Ask::Core(Verb::Get) => {
                 self.counters.add("reads", 1);
                 store.get(resource, namespace, name).map(|object| object.json().to_vec())
             }
-            Verb::Create(body) => match serde_json::from_slice(&body) {
+            Ask::Core(Verb::Create(body)) => match serde_json::from_slice(&body) {
                 Ok(object) => store.create(resource, namespace, object).map(|object| object.json().to_vec()),
                 Err(error) => Err(Status::bad_request(error.to_string())),
             },
-            Verb::JsonPatch(patch) => store
+            Ask::Core(Verb::CreateNamespace) => Err(Status::bad_request("no namespace is missing here")),
+            Ask::Core(Verb::JsonPatch(patch)) => store
                 .patch(resource, namespace, name, PatchType::Json, &patch)
                 .map(|object| object.json().to_vec()),
-            Verb::Delete { uid } => {
+            Ask::Core(Verb::Delete { uid }) => {
                 if let Ok(object) = store.get(resource, namespace, name)
                     && object.uid() == &*uid
                     && !object.is_terminating()
                 {
-                    self.checker.delete(side, object.value())?;
+                    self.checker.delete(side, resource, object.value())?;
                     self.counters.add("edge_deletes_by_agent", 1);
                 }
                 let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
                 store
                     .delete(resource, namespace, name, &preconditions)
+                    .map(|deleted: Deleted| deleted.body(resource))
+            }
+            Ask::Replace(body) => match serde_json::from_slice(&body) {
+                Ok(object) => {
+                    store.update(resource, namespace, name, object).map(|object| object.json().to_vec())
+                }
+                Err(error) => Err(Status::bad_request(error.to_string())),
+            },
+            Ask::Delete { told } => {
+                if let Ok(object) = store.get(resource, namespace, name)
+                    && !object.is_terminating()
+                {
+                    if told {
+                        self.checker.delete_by_model(side, resource, object.value())?;
+                    }
+                    self.counters.add("deletes_by_model", 1);
+                }
+                store
+                    .delete(resource, namespace, name, &Preconditions::default())
                     .map(|deleted: Deleted| deleted.body(resource))
             }
         };
@@ -1086,7 +1345,9 @@ impl World {
         let namespace = namespace.as_deref();
         let streamed = query.is_watch();
         let lists = !streamed || path_and_query.contains("sendInitialEvents=true");
-        let fault = if lists { station.list_fault.take() } else { None };
+        // The list that a fault meets is most often the longest one.
+        let is_met = lists && (*resource == APPLICATION || self.now.as_millis().is_multiple_of(4));
+        let fault = if is_met { station.list_fault.take() } else { None };
         let answer: Result<Vec<u8>, Status> = match fault {
             Some(ListFault::Fails) => {
                 self.counters.add("failed_lists", 1);
@@ -1106,8 +1367,9 @@ impl World {
                         }
                         station.store.watch(*resource, namespace, &options)
                     });
-                    let opened =
-                        opened.map(|watch| station.watch = Some(OpenWatch { id, watch, scheduled: false }));
+                    let opened = opened.map(|watch| {
+                        station.watches.insert(*resource, OpenWatch { id, watch, scheduled: true });
+                    });
                     if fault.is_some() {
                         self.lied(side);
                     }
@@ -1132,9 +1394,6 @@ impl World {
             }
             Ok(_) => {
                 self.counters.add("watches", 1);
-                if let Some(open) = &mut self.stations[side.index()].watch {
-                    open.scheduled = true;
-                }
                 self.after(delay, Due::WatchTurn { side, incarnation, id });
                 // Sooner than asked for, as servers may: a run is short.
                 let limit = query.watch_limit().unwrap_or(WATCH_LIMIT) / 8;
@@ -1218,14 +1477,15 @@ impl World {
         }
         for key in core::mem::take(&mut station.held) {
             let edge = &self.stations[Side::Edge.index()].store;
-            let Ok(object) = edge.get(APPLICATION, EDGE_NAMESPACE, &key.name) else { continue };
+            let resource = Resource::from(key.kind);
+            let Ok(object) = edge.get(resource, EDGE_NAMESPACE, &key.name) else { continue };
             let Some(source_uid) = object.value()["metadata"]["annotations"][SOURCE_UID].as_str() else {
                 continue;
             };
             if self.checker.is_deleted(source_uid) && self.confirmed.insert(source_uid.to_owned()) {
                 let patch = json!({"metadata": {"annotations": {CONFIRM_DELETE: source_uid}}});
                 self.count("confirmed_deletes");
-                self.write(Side::Edge, &key.name, patch)?;
+                self.patch(Side::Edge, resource, &key.name, &patch)?;
             }
         }
         Ok(())
@@ -1254,6 +1514,29 @@ impl TraceHash {
             mix(u64::from_le_bytes(word));
         }
     }
+}
+
+/// A list as an API server answers it.
+fn list(store: &Store, path_and_query: &str) -> Result<Vec<u8>, Status> {
+    let (path, query) = path_and_query.split_once('?').unwrap_or((path_and_query, ""));
+    let Route::Collection { resource, namespace } = Route::parse(path) else {
+        return Err(Status::bad_request(format!("{path} is no collection")));
+    };
+    let options = Query::parse(query).list_options()?;
+    store.list(resource, namespace.as_deref(), &options).map(|list| list.body(resource))
+}
+
+/// Whether a frame that its receiver acknowledges and does not carry out can be made good: what is gone, exists, or has a status.
+fn can_be_mended(frame: &[u8]) -> bool {
+    let Ok(event) = EventView::decode(frame) else { return false };
+    // A request of a user's is promised to nobody who lies about having taken it.
+    let asks = frame_object(frame)["metadata"]["annotations"].get(controller::REFRESH).is_some();
+    !asks
+        && event.target().and_then(Target::kind).is_some()
+        && matches!(
+            event.event_type(),
+            EventType::Known(Type::Create | Type::SpecUpdate | Type::Delete | Type::StatusUpdate)
+        )
 }
 
 /// Selects nothing.
@@ -1285,8 +1568,7 @@ fn hub_application(app: u8, value: u32, finalizer: bool) -> Value {
 }
 
 fn frame_object(frame: &[u8]) -> Value {
-    let payload =
-        agent_core::cloudevent::EventView::decode(frame).ok().and_then(|event| event.payload().ok());
+    let payload = EventView::decode(frame).ok().and_then(|event| event.payload().ok());
     payload.and_then(|payload| serde_json::from_slice(payload).ok()).unwrap_or_default()
 }
 
@@ -1298,6 +1580,10 @@ const WORLD: u64 = 0x0a0b_0c0d_0e0f_1011;
 const CONTROLLER_PERIOD: Duration = Duration::from_secs(180);
 /// What a sender's socket and HTTP/2 window hold.
 const SEND_BUFFER: usize = 64 * 1024;
+/// Shorter than the product's: a run is short.
+/// With a half of the reference: a day, somewhat more, and time to put it off.
+const ROUND_LIMIT: Duration = Duration::from_secs(36 * 3600);
+const ROUND_INTERVAL: Duration = Duration::from_secs(5 * 60);
 const SETTLE_SLICE: Duration = Duration::from_secs(5);
 /// Longer than the longest back-off of a refused object.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30 * 60);

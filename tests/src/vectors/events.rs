@@ -364,7 +364,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Value, String> {
 }
 
 /// `value` without `null`, empty strings and what holds nothing else: typed encoders add such parts.
-pub(super) fn without_empty(value: &Value) -> Value {
+pub(crate) fn without_empty(value: &Value) -> Value {
     match value {
         Value::Object(members) => Value::Object(
             members

@@ -5,9 +5,9 @@
 //! counted as a `deviation` under the name of the rule. `tests/vectors/README.md` describes the files.
 
 mod checksums;
-mod events;
+pub(crate) mod events;
 mod rules;
-mod transform;
+pub(crate) mod transform;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -126,9 +126,9 @@ impl Rig {
 
     /// Lists, connects to a Go peer, and carries out what that leads to.
     fn start(&mut self) -> Result<(), String> {
-        self.core.list_started(Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.core.list_started(kind));
         self.look();
-        self.core.synced(self.now, Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.core.synced(self.now, kind));
         self.core.connected(self.now, &Peer::go("0.9.0"));
         self.settle()?;
         self.sent.clear();
@@ -139,7 +139,7 @@ impl Rig {
 
     /// Tells the core what changed in its namespace.
     fn look(&mut self) {
-        let namespace = self.core.config().namespace.clone();
+        let namespace = self.core.config().namespace_of(Kind::Application).unwrap_or_default().to_owned();
         let objects: Vec<Arc<Object>> = self
             .store
             .iter(Resource::Application)
@@ -199,6 +199,11 @@ impl Rig {
             Verb::Create(body) => parsed(body)
                 .and_then(|object| self.store.create(resource, &key.namespace, object))
                 .map(|object| object.json().to_vec()),
+            Verb::CreateNamespace => {
+                let namespace = parsed(&Verb::namespace_body(&key.namespace));
+                let created = namespace.and_then(|object| self.store.create(Resource::Namespace, "", object));
+                created.map(|object| object.json().to_vec())
+            }
             Verb::JsonPatch(body) => self
                 .store
                 .patch(resource, &key.namespace, &key.name, PatchType::Json, body)
@@ -255,7 +260,7 @@ fn inbound(case: &Value) -> Result<Verdict, String> {
             },
             ..Config::agent(text(case, "namespace"))
         },
-        "principal" => Config::principal(agent, "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa"),
+        "principal" => Config::principal(agent, "argocd", "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa"),
         other => return Err(format!("unknown role {other:?}")),
     };
     let (events, results) = (list(case, "events"), list(case, "results"));
@@ -387,7 +392,7 @@ pub(super) fn mismatch_policy(case: &Value) -> Result<MismatchPolicy, String> {
 }
 
 /// Puts what was there before into the store; returns the UIDs by `KIND/NS/NAME`.
-pub(super) fn place_existing(store: &mut Store, case: &Value) -> Result<BTreeMap<String, String>, String> {
+pub(crate) fn place_existing(store: &mut Store, case: &Value) -> Result<BTreeMap<String, String>, String> {
     let mut uids = BTreeMap::new();
     for existing in list(case, "existing") {
         let uid = place(store, existing)?;
@@ -502,11 +507,11 @@ fn emitted(result: &Value, rig: &Rig) -> Result<Option<&'static str>, String> {
 fn outbound(case: &Value) -> Result<Verdict, String> {
     let principal = case["role"] == "principal";
     let config = if principal {
-        Config::principal("agent-1", text(case, "principal_uid"))
+        Config::principal("agent-1", "argocd", text(case, "principal_uid"))
     } else {
         Config::agent("argocd")
     };
-    let namespace = config.namespace.clone();
+    let namespace = config.namespace_of(Kind::Application).unwrap_or_default().to_owned();
     let mut site = Outbound { rig: Rig::new(config), current: None, created: None, namespace };
     let new = &case["new"];
     let informer = text(case, "informer");
@@ -609,11 +614,11 @@ struct Outbound {
 
 impl Outbound {
     fn start(&mut self, before: Option<&Value>) -> Result<(), String> {
-        self.rig.core.list_started(Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.rig.core.list_started(kind));
         if let Some(before) = before {
             self.observe(before, false);
         }
-        self.rig.core.synced(self.rig.now, Kind::Application);
+        Kind::ALL.into_iter().for_each(|kind| self.rig.core.synced(self.rig.now, kind));
         self.rig.core.connected(self.rig.now, &Peer::go("0.9.0"));
         self.settle()?;
         self.rig.sent.clear();
@@ -681,7 +686,7 @@ fn with_version(object: &Value, version: &str) -> Value {
 const KINDS: [Resource; 4] =
     [Resource::Application, Resource::AppProject, Resource::Secret, Resource::ConfigMap];
 
-pub(super) fn resource(kind: &str) -> Result<Resource, String> {
+pub(crate) fn resource(kind: &str) -> Result<Resource, String> {
     KINDS
         .into_iter()
         .find(|resource| resource.definition().kind == kind)
@@ -689,11 +694,11 @@ pub(super) fn resource(kind: &str) -> Result<Resource, String> {
 }
 
 /// Everything in the store.
-pub(super) fn objects(store: &Store) -> Vec<Value> {
+pub(crate) fn objects(store: &Store) -> Vec<Value> {
     KINDS.into_iter().flat_map(|resource| store.iter(resource)).map(|object| object.value().clone()).collect()
 }
 
-pub(super) fn compare_objects(
+pub(crate) fn compare_objects(
     mut ours: Vec<Value>,
     recorded: &[Value],
     uids: &BTreeMap<String, String>,
@@ -712,7 +717,11 @@ pub(super) fn compare_objects(
 }
 
 /// Compares one object, with placeholders in the record.
-fn compare_object(ours: &Value, recorded: &Value, uids: &BTreeMap<String, String>) -> Result<(), String> {
+pub(crate) fn compare_object(
+    ours: &Value,
+    recorded: &Value,
+    uids: &BTreeMap<String, String>,
+) -> Result<(), String> {
     // What an API server adds and the record leaves out.
     let mut ours = ours.clone();
     if let Some(metadata) = ours["metadata"].as_object_mut() {

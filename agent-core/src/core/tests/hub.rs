@@ -24,6 +24,28 @@ fn settle(rig: &mut Rig, objects: &[&str]) {
     rig.notes();
 }
 
+/// The agent says that it has this object.
+fn said(rig: &mut Rig, uid: &str, app: &str) {
+    let checksum = spec_checksum(Kind::Application, app.as_bytes()).unwrap().to_vec();
+    let resource = SyncedResource {
+        name: "app".into(),
+        namespace: "argocd".into(),
+        uid: uid.into(),
+        kind: "Application".into(),
+    };
+    let request = RequestUpdate { resource, checksum: Some(checksum) }.encode();
+    rig.event_with(Type::RequestUpdate, core::str::from_utf8(&request).unwrap(), "r-1", "");
+}
+
+/// The same as [`settle`], with a Go agent that has the object.
+fn settle_go(rig: &mut Rig, app: &str) {
+    rig.connect_go();
+    rig.answer(app);
+    rig.acknowledge();
+    said(rig, "h-1", app);
+    settle(rig, &[app]);
+}
+
 fn status_update(source: &str, more: &str) -> String {
     site_app_with("l-1", 50, source, "a", "", more)
 }
@@ -181,6 +203,32 @@ fn refresh_travels_once() {
 }
 
 #[test]
+fn the_acknowledgement_of_one_refresh_does_not_settle_the_next() {
+    let refresh = |kind: &str| format!(r#","annotations":{{"argocd.argoproj.io/refresh":"{kind}"}}"#);
+    // The next one is for the same object, or for its successor.
+    for uid in ["h-1", "h-2"] {
+        let mut rig = settled(&[&hub_app("h-1", 5, "a")]);
+        rig.see(&hub_app_with("h-1", 6, "a", &refresh("normal"), ""));
+        let first = rig.frames().remove(0);
+        if uid == "h-2" {
+            rig.see_gone(&hub_app("h-1", 7, "a"));
+        }
+        let next = hub_app_with(uid, 8, "a", &refresh("hard"), "");
+        rig.see(&next);
+        rig.ack(&first);
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            rig.answer(&next);
+            for frame in rig.frames() {
+                rig.ack(&frame);
+                told.extend(frame.data.contains(r#"refresh":"hard""#).then_some(frame.r#type));
+            }
+        }
+        assert_eq!(told.len(), 1, "{uid} {told:?}");
+    }
+}
+
+#[test]
 fn terminate_is_sent_for_the_users_word_only() {
     let running = hub_app_with("h-1", 5, "a", "", r#","status":{"operationState":{"phase":"Running"}}"#);
     let ending = r#","status":{"operationState":{"phase":"Terminating"}}"#;
@@ -254,8 +302,7 @@ fn nothing_with_a_new_uid_before_the_delete_of_the_old_one_is_acknowledged() {
 fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
     let app = hub_app("h-1", 5, "a");
     let mut rig = Rig::hub(&[&app]);
-    rig.connect_go();
-    settle(&mut rig, &[&app]);
+    settle_go(&mut rig, &app);
     rig.core.disconnected(rig.now);
     rig.see_gone(&hub_app("h-1", 6, "a"));
     rig.see(&hub_app("h-2", 7, "b"));
@@ -277,6 +324,103 @@ fn a_go_agent_is_told_again_until_a_status_carries_the_new_uid() {
     }
     rig.advance(Duration::from_secs(1000));
     assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+}
+
+#[test]
+fn what_a_go_agent_never_takes_is_repeated_less_and_less() {
+    let app = hub_app("h-1", 5, "a");
+    let mut rig = Rig::hub(&[&app]);
+    settle_go(&mut rig, &app);
+    rig.core.disconnected(rig.now);
+    rig.see_gone(&hub_app("h-1", 6, "a"));
+    rig.see(&hub_app("h-2", 7, "b"));
+    rig.connect_go();
+    let mut creates = [0; 24];
+    for count in &mut creates {
+        for _ in 0..360 {
+            rig.answer(&hub_app("h-2", 7, "b"));
+            for frame in rig.frames() {
+                *count += usize::from(frame.r#type == "create");
+                rig.ack(&frame);
+            }
+            rig.advance(Duration::from_secs(10));
+        }
+    }
+    assert!(creates[0] >= 8, "{creates:?}");
+    assert!(creates[1..].iter().all(|count| (0..=2).contains(count)), "{creates:?}");
+    assert!(creates[1..].iter().sum::<usize>() >= 12, "{creates:?}");
+}
+
+#[test]
+fn what_a_go_agent_says_it_has_is_not_repeated() {
+    let app = hub_app("h-1", 5, "a");
+    let creates = |uid: Option<&str>| {
+        let mut rig = Rig::hub(&[&app]);
+        rig.connect_go();
+        let mut creates = 0;
+        for second in 0..200 {
+            rig.answer(&app);
+            for frame in rig.frames() {
+                creates += usize::from(frame.r#type == "create");
+                rig.ack(&frame);
+            }
+            if let (3, Some(uid)) = (second, uid) {
+                said(&mut rig, uid, &app);
+            }
+            rig.advance(Duration::from_secs(1));
+        }
+        creates
+    };
+    assert_eq!(creates(Some("h-1")), 1);
+    assert!(creates(None) > 3, "it may have been dropped, also by a process before this one");
+    assert!(creates(Some("h-0")) > 3);
+}
+
+#[test]
+fn a_project_that_was_made_anew_is_told_to_a_go_agent_once() {
+    let project = |uid: &str, version: u32| {
+        format!(
+            r#"{{"metadata":{{"name":"app","namespace":"hub","uid":"{uid}","resourceVersion":"{version}"}},"spec":{{"destinations":[{{"name":"*"}}],"sourceNamespaces":["*"]}}}}"#
+        )
+    };
+    let key = Key::new(Kind::AppProject, "hub", "app");
+    let mut rig = Rig::hub(&[]);
+    let (former, latter) = (project("h-1", 5), project("h-2", 7));
+    rig.core.observe(rig.now, &key, Observation::Present(former.as_bytes()));
+    rig.connect_go();
+    settle(&mut rig, &[&former]);
+    rig.core.disconnected(rig.now);
+    rig.core.observe(rig.now, &key, Observation::Gone(project("h-1", 6).as_bytes()));
+    rig.core.observe(rig.now, &key, Observation::Present(latter.as_bytes()));
+    rig.connect_go();
+    let mut creates = 0;
+    for _ in 0..100 {
+        rig.answer(&latter);
+        for frame in rig.frames() {
+            creates += usize::from(frame.r#type == "create");
+            rig.ack(&frame);
+        }
+        rig.advance(Duration::from_secs(1));
+    }
+    assert_eq!(creates, 1, "no status tells that it arrived");
+    assert!(rig.core.is_settled());
+}
+
+#[test]
+fn a_go_agent_that_made_a_copy_of_an_ending_object_is_told_again() {
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let app = hub_app_with("h-1", 5, "a", ending, "");
+    let mut rig = Rig::hub(&[&app]);
+    settle_go(&mut rig, &app);
+    // Of another object it says nothing, and one that ends there knows.
+    rig.event(Type::StatusUpdate, &status_update("h-0", ""));
+    let ends = site_app_with("l-1", 50, "h-1", "a", r#","deletionTimestamp":"2026-01-01T00:00:00Z""#, "");
+    rig.event(Type::StatusUpdate, &ends);
+    rig.answer(&app);
+    assert!(rig.types().iter().all(|r#type| r#type == "processed"));
+    rig.event(Type::StatusUpdate, &status_update("h-1", ""));
+    rig.answer(&app);
+    assert!(rig.types().contains(&"create".to_string()));
 }
 
 #[test]
@@ -346,7 +490,7 @@ fn request_update_table() {
 
 #[test]
 fn the_list_is_compared_only_when_it_is_complete() {
-    let mut rig = Rig::new(Config::principal("agent-1", "p-1"), "agent-1");
+    let mut rig = Rig::new(Config::principal("agent-1", "hub", "p-1"), "agent-1");
     rig.connect();
     rig.event_with(Type::RequestSyncedResourceList, r#"{"checksum":null}"#, "u-1", "");
     assert_eq!(rig.frames(), vec![], "not acknowledged: the agent asks again");
@@ -412,6 +556,41 @@ fn a_lost_race_does_not_make_an_operation_new() {
 }
 
 #[test]
+fn a_list_from_before_a_write_does_not_make_an_operation_new() {
+    let operation = r#","operation":{"sync":{}}"#;
+    let asked = hub_app_with("h-1", 6, "a", "", operation);
+    let mut rig = settled(&[&hub_app("h-1", 5, "a")]);
+    rig.see(&asked);
+    rig.acknowledge();
+    rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));
+    let patch = rig.request();
+    let over = hub_app_with("h-1", 8, "a", "", r#","status":{"health":{}}"#);
+    rig.done(&patch, &over);
+    rig.acknowledge();
+    // Asked for before the write, and here after its answer.
+    rig.list(&[&asked]);
+    let read = rig.request();
+    rig.done(&read, &over);
+    rig.see(&over);
+    assert_eq!((rig.requests().len(), rig.frames().len()), (0, 0));
+}
+
+#[test]
+fn what_the_site_still_has_of_an_object_that_is_being_deleted_is_never_equal() {
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let app = hub_app_with("h-1", 5, "a", ending, "");
+    let mut rig = settled(&[&app]);
+    // The deletion was acknowledged and refused, and the agent that knew has ended.
+    let checksum = spec_checksum(Kind::Application, app.as_bytes()).unwrap();
+    let key = Key::new(Kind::Application, "agent-1", "app");
+    rig.core.update_requested(rig.now, &key, "h-1", Some(&checksum));
+    let read = rig.request();
+    rig.done(&read, &app);
+    let frames = rig.frames();
+    assert!(frames[0].r#type == "create" && frames[0].data.contains("deletionTimestamp"), "{frames:?}");
+}
+
+#[test]
 fn a_comparison_does_not_turn_a_known_end_into_a_guess() {
     let app = hub_app("h-1", 5, "a");
     let mut rig = settled(&[&app]);
@@ -464,8 +643,7 @@ fn an_operation_that_a_go_agent_reported_over_before_its_acknowledgement_is_clea
     let operation = r#","operation":{"sync":{}}"#;
     let app = hub_app("h-1", 5, "a");
     let mut rig = Rig::hub(&[&app]);
-    rig.connect_go();
-    settle(&mut rig, &[&app]);
+    settle_go(&mut rig, &app);
     rig.see(&hub_app_with("h-1", 6, "a", "", operation));
     let sent = rig.frames().remove(0);
     rig.event(Type::StatusUpdate, &status_update("h-1", r#","status":{"health":{}}"#));

@@ -1,5 +1,7 @@
 //! Tables of facts in, requests and frames out: one test per rule of docs/core.md.
 
+mod cluster;
+mod content;
 mod hub;
 mod outbox;
 mod site;
@@ -56,17 +58,21 @@ impl Rig {
 
     /// A principal's half for `agent-1` that has listed `objects`.
     fn hub(objects: &[&str]) -> Self {
-        let mut rig = Self::new(Config::principal("agent-1", "p-1"), "agent-1");
+        let mut rig = Self::new(Config::principal("agent-1", "hub", "p-1"), "agent-1");
         rig.list(objects);
         rig
     }
 
     fn list(&mut self, objects: &[&str]) {
-        self.core.list_started(Kind::Application);
+        for kind in Kind::ALL {
+            self.core.list_started(kind);
+        }
         for object in objects {
             self.see(object);
         }
-        self.core.synced(self.now, Kind::Application);
+        for kind in Kind::ALL {
+            self.core.synced(self.now, kind);
+        }
     }
 
     fn key(&self, object: &str) -> Key {
@@ -88,6 +94,7 @@ impl Rig {
         let peer = Peer {
             version: "1".into(),
             instance: "x".into(),
+            namespace: "".into(),
             mapping: Some(Mapping::Namespace),
             capabilities: Capabilities::OURS,
         };
@@ -150,6 +157,7 @@ impl Rig {
             | Type::ResponseSyncedResource
             | Type::RequestSyncedResourceList => Target::ResourceResync,
             Type::Processed => Target::EventProcessed,
+            Type::ClusterCacheInfoUpdate => Target::ClusterCacheInfoUpdate,
             _ => Target::Application,
         };
         let mut frame = Vec::new();
@@ -199,6 +207,7 @@ impl Rig {
 fn verb(request: &Request) -> &'static str {
     match request.verb {
         Verb::Get => "GET",
+        Verb::CreateNamespace => "POST namespace",
         Verb::Create(_) => "POST",
         Verb::JsonPatch(_) => "PATCH",
         Verb::Delete { .. } => "DELETE",
@@ -209,7 +218,7 @@ fn body(request: &Request) -> String {
     match &request.verb {
         Verb::Create(body) | Verb::JsonPatch(body) => String::from_utf8(body.clone()).unwrap(),
         Verb::Delete { uid } => uid.to_string(),
-        Verb::Get => String::new(),
+        Verb::Get | Verb::CreateNamespace => String::new(),
     }
 }
 
@@ -256,7 +265,7 @@ fn an_unknown_target_is_acknowledged_and_named() {
     EventWriter {
         source: "",
         r#type: Type::Create.as_str(),
-        target: Target::AppProject,
+        target: Target::ApplicationSet,
         subject: None,
         event_id: "e",
         resource_id: "r",
@@ -267,7 +276,7 @@ fn an_unknown_target_is_acknowledged_and_named() {
     .encode(&mut frame);
     rig.core.receive(rig.now, &frame).unwrap();
     assert_eq!(rig.types(), words(&["processed"]));
-    assert!(matches!(&rig.notes()[..], [Note::Unsupported { target, .. }] if &**target == "appproject"));
+    assert!(matches!(&rig.notes()[..], [Note::Unsupported { target, .. }] if &**target == "applicationset"));
 }
 
 #[test]
@@ -304,7 +313,10 @@ fn no_tick_when_nothing_is_owed() {
         rig.acknowledge();
     }
     let next = rig.core.poll_timeout().unwrap();
-    assert!(next - rig.now >= Duration::from_secs(3600), "only the status sweep may be left");
+    assert!(
+        next - rig.now >= Duration::from_secs(600),
+        "only the next round and the status sweep may be left"
+    );
     assert_eq!(vec![0; 0], rig.frames().iter().map(|_| 0).collect::<Vec<_>>());
 }
 

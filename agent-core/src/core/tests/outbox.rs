@@ -104,3 +104,78 @@ fn acknowledgements_and_operations_overtake_specs() {
     rig.done(&requests[0], &operated);
     assert_eq!(rig.types(), words(&["processed", "set-operation"]));
 }
+
+#[test]
+fn c_10_statuses_that_follow_closely_are_told_once_in_a_window() {
+    let config = Config { status_window: Duration::from_secs(10), ..Config::agent("argocd") };
+    let copy = |number: u32| {
+        site_app_with("l-1", 5 + number, "h-1", "a", "", &format!(r#","status":{{"n":{number}}}"#))
+    };
+    let mut rig = Rig::site_with(config, &[&copy(0)]);
+    rig.connect();
+    for _ in 0..6 {
+        rig.answer(&copy(0));
+        rig.acknowledge();
+    }
+    rig.advance(Duration::from_secs(20));
+    let mut told = Vec::new();
+    for number in 1..=100 {
+        rig.see(&copy(number));
+        for _ in 0..2 {
+            rig.answer(&copy(number));
+            for frame in rig.frames() {
+                rig.ack(&frame);
+                if frame.r#type == "status-update" {
+                    told.push((number, frame.data));
+                }
+            }
+        }
+        rig.advance(Duration::from_millis(200));
+    }
+    rig.advance(Duration::from_secs(10));
+    rig.answer(&copy(100));
+    told.extend(rig.frames().into_iter().map(|frame| (100, frame.data)));
+    assert!((2..=4).contains(&told.len()), "{}", told.len());
+    assert_eq!(told[0].0, 1, "the first goes at once");
+    assert!(told.last().unwrap().1.contains(r#""n":100"#), "the last is what it came to");
+}
+
+#[test]
+fn what_waits_for_its_window_holds_nothing_else_up() {
+    let config = Config { status_window: Duration::from_secs(10), ..Config::agent("argocd") };
+    let copy = |number: u32| {
+        site_app_with("l-1", 5 + number, "h-1", "a", "", &format!(r#","status":{{"n":{number}}}"#))
+    };
+    let mut rig = Rig::site_with(config, &[&copy(0)]);
+    rig.connect();
+    for _ in 0..6 {
+        rig.answer(&copy(0));
+        rig.acknowledge();
+    }
+    rig.see(&copy(1));
+    rig.answer(&copy(1));
+    assert_eq!(rig.frames(), vec![], "its window is not over");
+    // The hub asks for a comparison: it goes at once.
+    rig.event(Type::RequestResourceResync, "{}");
+    rig.answer(&copy(1));
+    assert!(rig.types().contains(&"request-update".to_string()));
+}
+
+#[test]
+fn signs_of_life_are_sent_while_the_stream_is_open() {
+    let config = Config { heartbeat_interval: Duration::from_secs(30), ..Config::agent("argocd") };
+    let mut rig = Rig::site_with(config, &[]);
+    rig.advance(Duration::from_secs(60));
+    rig.connect();
+    rig.acknowledge();
+    for _ in 0..3 {
+        rig.advance(Duration::from_secs(30));
+        let frames = rig.frames();
+        assert_eq!(frames.len(), 1);
+        assert_eq!((&*frames[0].target, &*frames[0].r#type, &*frames[0].data), ("heartbeat", "ping", ""));
+    }
+    assert_eq!(rig.core.poll_timeout(), Some(rig.now + Duration::from_secs(30)));
+    rig.core.disconnected(rig.now);
+    rig.advance(Duration::from_secs(30));
+    assert_eq!(rig.frames(), vec![]);
+}

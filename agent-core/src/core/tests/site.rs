@@ -211,8 +211,10 @@ fn delete_needs_the_recorded_uid() {
     let local = site_app("l-1", 5, "h-1", "a");
     let mut rig = settled(&[&local]);
     rig.event(Type::Delete, &hub_app("h-other", 7, "a"));
-    assert_eq!(rig.requests(), vec![]);
-    assert_eq!(rig.types()[0], "processed");
+    rig.answer(&local);
+    let frames = rig.frames();
+    assert_eq!((frames.len(), &*frames[0].r#type, &*frames[1].r#type), (2, "processed", "request-update"));
+    rig.ack(&frames[1]);
     assert!(matches!(rig.notes()[0], Note::NotApplied { .. }));
     rig.event_with(Type::Delete, &hub_app("h-1", 7, "a"), "app_h-1_7_x", "p-other");
     assert_eq!(rig.requests(), vec![], "another principal's word");
@@ -365,6 +367,27 @@ fn resync_deletes_are_limited_and_released_by_a_person() {
 }
 
 #[test]
+fn the_end_of_another_object_than_the_copy_here_makes_the_hub_say_what_it_has_of_it() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let limit = ResyncDeleteLimit { count: 0, percent: 0 };
+    let mut rig = settled_with(Config { resync_delete_limit: limit, ..Config::agent("argocd") }, &[&local]);
+    rig.event_with(Type::Delete, &hub_app("h-1", 7, "a"), "app_h-1_", "p-1");
+    assert_eq!((rig.requests(), rig.core.counters().held), (vec![], 1));
+    // It came and went on the hub before the site heard of it.
+    rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
+    rig.answer(&local);
+    assert_eq!(rig.types(), words(&["processed", "processed", "request-update"]));
+    rig.event_with(Type::Delete, &hub_app("h-1", 7, "a"), "app_h-1_", "p-1");
+    assert_eq!((rig.requests(), rig.core.counters().held), (vec![], 2));
+    rig.see(&site_app("l-1", 6, "h-1", "a").replace(
+        r#""annotations":{"#,
+        r#""annotations":{"argocd-agent.argoproj-labs.io/confirm-delete":"h-1","#,
+    ));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+}
+
+#[test]
 fn operation_is_set_once_and_a_lost_acknowledgement_is_no_second_one() {
     let local = site_app("l-1", 5, "h-1", "a");
     let mut rig = settled(&[&local]);
@@ -447,7 +470,6 @@ fn operation_table() {
         (Type::SetOperation, "h-1", "", true),
         (Type::SetOperation, "h-1", running, true),
         (Type::SetOperation, "h-1", ending, false),
-        (Type::SetOperation, "h-9", "", false),
         (Type::TerminateOperation, "h-1", running, true),
         (Type::TerminateOperation, "h-1", ending, false),
         (Type::TerminateOperation, "h-1", over, false),
@@ -462,6 +484,56 @@ fn operation_table() {
         if !writes {
             assert!(rig.types().contains(&"processed".to_string()), "{type:?} {source} {status}");
         }
+    }
+}
+
+#[test]
+fn an_operation_for_another_object_than_the_one_here_waits_for_the_hub_to_say_which_stands() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let operation = r#","operation":{"sync":{}}"#;
+    // (the hub's answer, set)
+    let table = [
+        (Type::Create, hub_app("h-2", 8, "a"), true),
+        (Type::Create, hub_app("h-1", 8, "a"), false),
+        (Type::Delete, hub_app("h-2", 8, "a"), false),
+    ];
+    for (r#type, answer, is_set) in table {
+        let mut rig = settled(&[&local]);
+        rig.event(Type::SetOperation, &hub_app_with("h-2", 7, "a", "", operation));
+        let frames = rig.frames();
+        assert_eq!(frames.len(), 1);
+        assert!(frames[0].r#type == "request-update" && frames[0].data.contains(r#""checksum":null"#));
+        assert_eq!(rig.requests(), vec![]);
+        rig.ack(&frames[0]);
+        // Meanwhile the copy stays as it was asked for.
+        rig.see(&site_app("l-1", 6, "h-1", "edited"));
+        let revert = rig.request();
+        assert!(verb(&revert) == "PATCH" && !body(&revert).contains("/operation"));
+        let local = site_app("l-1", 7, "h-1", "a");
+        rig.done(&revert, &local);
+        rig.event(r#type, &answer);
+        let (mut stands, mut types, mut sets) = (local.clone(), Vec::new(), 0);
+        for _ in 0..8 {
+            for request in rig.requests() {
+                match verb(&request) {
+                    "GET" => rig.done(&request, &stands),
+                    "DELETE" => rig.done(&request, GONE),
+                    word => {
+                        sets += usize::from(word == "PATCH" && body(&request).contains("/operation"));
+                        stands = site_app("l-2", 9 + sets as u32, "h-2", "a");
+                        rig.done(&request, &stands);
+                    }
+                }
+            }
+            for frame in rig.frames() {
+                rig.ack(&frame);
+                types.push(frame.r#type);
+            }
+        }
+        assert_eq!(sets, usize::from(is_set), "{type:?} {answer}");
+        // Of the operation and of the answer.
+        assert_eq!(types.iter().filter(|word| *word == "processed").count(), 2, "{type:?} {answer}");
+        assert!(rig.core.is_settled());
     }
 }
 
@@ -676,6 +748,14 @@ fn a_former_object_goes_although_the_word_that_replaced_it_was_taken_back() {
     rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
     let delete = rig.request();
     assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-1"));
+    // Not so where another principal told its end.
+    let mut rig = settled(&[&local]);
+    rig.event(Type::Create, &hub_app("h-2", 7, "a"));
+    let read = rig.request();
+    rig.fail(&read, 503, "ServiceUnavailable");
+    rig.event_with(Type::Delete, &hub_app("h-1", 8, "a"), "app_h-1_8_x", "p-2");
+    rig.event(Type::Delete, &hub_app("h-2", 9, "a"));
+    assert!(rig.requests().iter().all(|request| verb(request) == "GET"));
 }
 
 #[test]
@@ -785,6 +865,121 @@ fn a_copy_whose_mark_was_removed_is_compared_all_the_same() {
 }
 
 #[test]
+fn what_stands_unmarked_in_place_of_a_copy_is_for_the_hub_to_name() {
+    let local = site_app("l-1", 5, "h-1", "a");
+    let ending = r#","finalizers":["f"],"deletionTimestamp":"2026-01-01T00:00:00Z""#;
+    let mut rig = settled(&[&local]);
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let create = rig.request();
+    assert_eq!(verb(&create), "POST");
+    rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+    rig.event(Type::SpecUpdate, &hub_app_with("h-1", 8, "a", ending, ""));
+    // Ours without its mark, or another: nothing here tells.
+    let unmarked = site_app("l-2", 8, "", "a");
+    let read = rig.request();
+    rig.done(&read, &unmarked);
+    let requests = rig.requests();
+    assert!(requests.iter().all(|request| verb(request) == "GET"), "{requests:?}");
+    let frames = rig.frames();
+    let asked = frames.iter().find(|frame| frame.r#type == "request-update").unwrap();
+    assert!(asked.data.contains(r#""checksum":null"#), "{}", asked.data);
+    rig.ack(asked);
+    // The answer may adopt it.
+    rig.event(Type::Create, &hub_app_with("h-1", 9, "a", ending, ""));
+    let read = rig.request();
+    rig.done(&read, &unmarked);
+    let stamp = rig.request();
+    assert!(body(&stamp).contains("source-uid"), "{}", body(&stamp));
+    rig.done(&stamp, &site_app_with("l-2", 9, "h-1", "a", r#","finalizers":["f"]"#, ""));
+    let delete = rig.request();
+    assert_eq!((verb(&delete), body(&delete).as_str()), ("DELETE", "l-2"));
+    rig.done(&delete, GONE);
+    let frames = rig.frames();
+    let end = frames.iter().find(|frame| frame.r#type == "delete").unwrap();
+    assert!(end.data.contains(r#""argocd.argoproj.io/source-uid":"h-1""#), "{}", end.data);
+}
+
+#[test]
+fn an_object_of_the_site_in_place_of_a_copy_is_not_overwritten_by_a_revert() {
+    let config = Config { adoption_policy: AdoptionPolicy::Never, ..Config::agent("argocd") };
+    let mut rig = settled_with(config, &[&site_app("l-1", 5, "h-1", "a")]);
+    rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+    let create = rig.request();
+    // Somebody here was faster.
+    rig.fail(&create, 409, "AlreadyExists");
+    let own = site_app("l-2", 7, "", "own");
+    let read = rig.request();
+    rig.done(&read, &own);
+    let mut types = Vec::new();
+    for round in 0..4 {
+        if round == 1 {
+            rig.event(Type::Create, &hub_app("h-1", 9, "a"));
+        }
+        for request in rig.requests() {
+            assert_eq!(verb(&request), "GET");
+            rig.done(&request, &own);
+        }
+        for frame in rig.frames() {
+            rig.ack(&frame);
+            types.push(frame.r#type);
+        }
+    }
+    assert_eq!(types, words(&["request-update", "processed", "error"]));
+}
+
+#[test]
+fn a_copy_whose_making_was_not_answered_is_known_once_its_mark_was_seen() {
+    // (made again after a local deletion, seen before the answer was given up)
+    for (again, in_passing) in [(true, true), (true, false), (false, true), (false, false)] {
+        let local = site_app("l-1", 5, "h-1", "a");
+        let objects: &[&str] = if again { &[&local] } else { &[] };
+        let mut rig = settled(objects);
+        if again {
+            rig.see_gone(&site_app("l-1", 6, "h-1", "a"));
+        } else {
+            rig.event(Type::SpecUpdate, &hub_app("h-1", 7, "a"));
+        }
+        let create = rig.request();
+        assert_eq!(verb(&create), "POST");
+        let marked = site_app("l-2", 7, "h-1", "a");
+        if in_passing {
+            rig.see(&marked);
+        }
+        rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+        if !in_passing {
+            rig.see(&marked);
+        }
+        // The mark goes, and is not missed before the hub speaks.
+        let unmarked = site_app("l-2", 8, "", "a");
+        rig.event(Type::SpecUpdate, &hub_app("h-1", 8, "b"));
+        let read = rig.request();
+        rig.done(&read, &unmarked);
+        let update = rig.request();
+        let patch = body(&update);
+        assert!(
+            patch.contains("source-uid") && patch.contains(r#""path":"b""#),
+            "{again} {in_passing} {patch}"
+        );
+    }
+}
+
+#[test]
+fn a_copy_that_went_while_its_making_was_not_answered_is_no_reference() {
+    let mut rig = settled(&[]);
+    rig.event(Type::Create, &hub_app("h-1", 7, "a"));
+    let create = rig.request();
+    rig.see(&site_app("l-1", 7, "h-1", "a"));
+    rig.see_gone(&site_app("l-1", 8, "h-1", "a"));
+    rig.core.complete(rig.now, create.ticket, Outcome::Unknown("connection reset".into()));
+    rig.event(Type::Delete, &hub_app("h-1", 8, "a"));
+    let read = rig.request();
+    // Somebody put a copy of another object there, which is not to become one of the former.
+    rig.done(&read, &site_app("l-2", 9, "h-9", "b"));
+    let requests = rig.requests();
+    assert!(requests.iter().all(|request| verb(request) == "GET"), "{requests:?}");
+}
+
+#[test]
 fn a_go_principal_is_not_told_its_own_operation() {
     for is_go in [true, false] {
         let local = site_app("l-1", 5, "h-1", "a");
@@ -872,6 +1067,10 @@ fn a_server_that_was_restored_from_a_backup_counts_anew() {
     let mut rig = settled(&[&site_app("l-1", 10_000, "h-1", "a")]);
     let restored = site_app("l-1", 500, "h-1", "old");
     rig.list(&[&restored]);
+    // A list may be from before what is known: a read tells.
+    let read = rig.request();
+    assert_eq!(verb(&read), "GET");
+    rig.done(&read, &restored);
     let revert = rig.request();
     assert_eq!(verb(&revert), "PATCH");
     assert!(body(&revert).contains(r#""value":"500""#), "{}", body(&revert));

@@ -10,10 +10,11 @@ use kube::client::Body;
 use super::call::{explain, explain_client, status};
 use crate::clock::Clock;
 
-/// Lists and watches Applications until the future is dropped or, with `once`, the first list is complete.
+/// Lists and watches objects of one kind until the future is dropped or, with `once`, the first list is complete.
 pub async fn run(
     client: &Client,
     clock: Clock,
+    kind: Kind,
     namespace: Option<&str>,
     label_selector: &str,
     once: bool,
@@ -21,7 +22,7 @@ pub async fn run(
 ) {
     let mut rng = Rng::new(crate::clock::seed());
     let mut informer = Informer::new(Config {
-        kind: Kind::Application,
+        kind,
         namespace: namespace.map(Into::into),
         label_selector: label_selector.into(),
         page_size: PAGE_SIZE,
